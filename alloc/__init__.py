@@ -1,31 +1,28 @@
 """Where tensors live: plans of memory, made from numbers alone; no memory is touched here.
 
-Read graph_alloc.py first.  What a graph's plan passes through, in this order:
+Read plan_request.py and graph_alloc.py first.  Three rooms, which do not know them:
 
-    problem.py          checks a graph and holds it in columns.py's columns; localize.py fills them from the table
-    alias.py            which tensors share memory, as events over allocations; alias_2023.py: ggml's older rules
-    free_list.py        ggml's best-fit list; placement.py runs the events through it and places the tensors;
-                        best_fit.py: the same offsets, found quickly
-    planners.py         lower offsets: greedy.py (fixed orders), crowded.py (moments near the bound first), search.py
-                        (canonical search), tiling.py (full problems), repair.py (local search), sections.py (bound)
-    chunked.py          the same where buffers have a largest size
-    order.py            execution orders that need less memory; exact_order.py: the best one, proved by search;
-                        order_bound.py: what any order needs; order_variants.py: others with as few live bytes
-    recompute.py        schedules that make results again (schedules.py), within a number of bytes: recompute_plans.py
-                        finds them, recompute_bound.py proves what they cost at least
+    ggml/               ggml's allocators, offset for offset: aliasing, free list, the checked problem; legacy/: of 2023
+    offsets/            lower offsets for buffers of a lifetime and a size, by search
+    orders/             orders of nodes that need less memory, and results that are computed again
+
+On top of them:
+
+    graph_alloc.py      one graph -> the place of every tensor
+    reorder.py          one graph -> an order whose plan is lower
     validate.py         checks plans, independently of the planners
-
-Beside it: tensor_alloc.py and legacy.py (ggml's allocators of 2023), csvio.py (offset problems as files), report.py and
-plots.py (a plan as text and pictures).
+    csvio.py            offset problems as files
+    report.py           a plan as text; plots.py: as pictures
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
 import sys as _sys
 
+from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS, GraphError, GraphPlan
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.planners import Layout, plan_offsets
-from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, GraphError, GraphPlan
+from ggjit.alloc.offsets.planners import Layout, plan_offsets
+from ggjit.alloc.plan_request import PlanOptions, PlanRequest
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout
 
 _PLACE_TENSORS = ("Allocr", "TensorAllocator")

@@ -7,7 +7,7 @@ import csv
 
 import numpy as np
 
-from ggjit.alloc.planners import plan_offsets
+from ggjit.alloc.offsets.planners import plan_offsets
 from ggjit.ops.core.errors import BadFile
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.whole_file import whole_file

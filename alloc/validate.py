@@ -4,7 +4,7 @@ Two ways of looking, both by sweeping over time with the live buffers in a list 
 """
 import bisect
 
-from ggjit.alloc.problem import IN_PLACE_OPS
+from ggjit.alloc.ggml.problem import IN_PLACE_OPS
 from ggjit.ops.core import record as rec
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.core.host_memory import oom_guard

@@ -10,7 +10,8 @@ from benchmarks.our_graphs import Prepared, column_speeds
 from ggjit.cpu.tuning import all_kept
 from ggjit.models import load_model
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.ops.matmul import choices, repack
+from ggjit.ops.matmul import choices
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import CACHE
 from ggjit.profiling.machine_limits import Reader, peak_f32, read_bandwidth

@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 import ggjit as gg
-from ggjit.ops.matmul import repack
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 
 TYPES = tuple(repack.LAYOUTS)

@@ -17,9 +17,10 @@ FOLDERS = {"engine": "ggjit", "ops": "ggjit.ops", "alloc": "ggjit.alloc", "model
            "tools": "ggjit.tools"}
 # folders, lowest first: each imports only itself and those before it
 LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.types ggjit.ops.copying
-    ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.attention ggjit.ops.conv
-    ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused ggjit.ops.cuda.compiler ggjit.ops.cuda.native
-    ggjit.ops.cuda ggjit.ops.cuda.matmul ggjit.alloc
+    ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.matmul.repack
+    ggjit.ops.attention ggjit.ops.conv ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused
+    ggjit.ops.cuda.compiler ggjit.ops.cuda.native ggjit.ops.cuda ggjit.ops.cuda.matmul
+    ggjit.alloc.ggml ggjit.alloc.offsets ggjit.alloc.orders ggjit.alloc.ggml.legacy ggjit.alloc
     ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.display ggjit.sched ggjit.cuda
     ggjit.api ggjit.train ggjit.cluster ggjit ggjit.models.core ggjit.models.files ggjit.models.text
     ggjit.models.convert ggjit.models.blocks ggjit.models.families ggjit.models.networks
@@ -145,6 +146,17 @@ def test_imports_go_one_way(module):
 
 def test_no_import_circles():
     assert not circles()
+
+
+def test_a_class_name_is_used_once():
+    places = {}
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice, f"each of these names means several classes: {twice}"
+    assert len(places) > 300
 
 
 def test_imports_inside_functions_are_for_what_may_be_absent():

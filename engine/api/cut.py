@@ -168,7 +168,7 @@ def cut(graph, start, n_chunks, rank, hazards, rounded):
     """
     n = start.ne[last_axis(start)]
     bounds = _bounds(n, n_chunks)
-    if len(bounds) == 2:
+    if len(bounds) <= 2:
         return None
     region = _Region(graph, start, hazards, rounded)
     found = _Builder(graph, region, bounds, rank).build() if region.axis else None
@@ -180,7 +180,7 @@ def _bounds(n, n_chunks):
 
     Products of few columns or of parts of vectors sum in orders of their own.
     """
-    size = -(-n // n_chunks)
+    size = max(-(-n // n_chunks), 1)
     size += -size % VECTOR if size > VECTOR else 0
     starts = list(range(0, n, size))
     if len(starts) > 1 and size > VECTOR > n - starts[-1]:
@@ -280,7 +280,7 @@ class _Builder:
     def _sum(self, t, src, first, size, moment):
         """The sum t of all rows up to those of this chunk."""
         chunk, so_far = all_specs()[t.op].chunk, self.whole.get(t.id)
-        if self.region.sums[t.id] == SUM_IN_ORDER:
+        if chunk is not None:           # one that goes on from the sum so far, of whatever type that is
             return self._put(chunk(t, t.ne, src, so_far, first + size == self.n), moment)
         part = self._put(self._add(t, t.ne, src), moment)
         return part if so_far is None else self._put(self.op["add"](so_far, part), moment)

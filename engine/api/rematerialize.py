@@ -1,7 +1,6 @@
 """Less memory for more operations: the same graph, with some results computed again before a later reader.
 
-    graph --remat_nodes.py--> numbers -- alloc/recompute.py --> schedule --> nodes, some of them twice --planner-->
-    offsets
+    graph --remat_nodes.py--> numbers -- alloc/orders --> schedule --> nodes, some of them twice --planner--> offsets
 """
 import collections
 import functools
@@ -283,7 +282,7 @@ def _in_rows(units, budget, rounded):
 
 
 def _cuts(cut_graph):
-    """_CutGraph of lower and lower lower bound: twice as many chunks each time, then what is largest is cut too."""
+    """_CutGraphs of falling lower bounds: twice as many chunks each time, then what is largest is cut too."""
     for _ in range(MAX_CUTS):
         last, start = cut_graph, cut_graph.start
         for k in range(1, MAX_HALVINGS + 1):

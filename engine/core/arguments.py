@@ -2,6 +2,7 @@
 import difflib
 import functools
 import inspect
+from typing import get_args
 
 from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
 from ggjit.ops.core.types import BY_NAME, Type
@@ -46,15 +47,9 @@ def type_of(value, what):
     return _TYPES[value.lower()]
 
 
-_TAKES = ("type", "dst_type")
-_OTHERS = ("tri",)                      # its `type` is a number that says which triangle
-
-
 def with_type_names(builder):
     """The builder, or, if it takes a tensor type, one that takes its name as well: gg.cast(x, "F16")."""
-    code = inspect.unwrap(builder).__code__         # inspect.signature takes a fiftieth of the time of importing ggjit
-    parameters = code.co_varnames[:code.co_argcount]
-    at = [(i, p) for i, p in enumerate(parameters) if p in _TAKES and builder.__name__ not in _OTHERS]
+    at = [(i, p) for i, (p, kind) in enumerate(builder.__annotations__.items()) if Type in get_args(kind)]
     if not at:
         return builder
 

@@ -46,7 +46,7 @@ def likely_parts(graph, n_threads):
 
     Runs are fused as if every node had memory of its own.
     """
-    nodes = [t for t in graph.nodes if t.op not in VIEW_OPS]
+    nodes = [t for t in graph.nodes if t.op not in VIEW_OPS and 0 not in t.ne]
     parts = plan_nodes(nodes, lambda t: kernel_of(t, n_threads), repacked_ids(nodes))
     if any(p.kernel is None for p in parts):
         return []

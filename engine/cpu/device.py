@@ -103,7 +103,7 @@ class CPUBackend(Backend):
         return self.n_threads, bool(self.fuse), "check" in debug
 
     def work_nbytes(self, node):
-        kernel = None if node.op in VIEW_OPS or 0 in node.ne else kernel_of(node, self.n_threads)
+        kernel = None if node.op in VIEW_OPS else kernel_of(node, self.n_threads)
         return kernel.work_nbytes if kernel is not None else 0
 
     def graph_plan_create(self, graph, placement=None, fuse=None):

@@ -1,4 +1,4 @@
-"""The buffer type CPU_REPACK: weights in the layout their products read fastest (ops/matmul/repack.py).
+"""The buffer type CPU_REPACK: weights in the layout their products read fastest (ops/matmul/repack).
 
 What goes in and comes out are a tensor's own bytes; inside they lie rearranged, so only matrix products of the CPU can
 use them.  Matrices the layout cannot take do not belong here.
@@ -15,9 +15,9 @@ from ggjit.ops.core.errors import NotAllocated, NotSupported
 from ggjit.ops.core.host_memory import empty
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import describe
-from ggjit.ops.core.spec import all_specs
+from ggjit.ops.core.spec import Kernel, all_specs
 from ggjit.ops.core.weak import WeakKeys
-from ggjit.ops.matmul import repack
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 
 _NONE = int(OP.NONE)                    # looking a member of an enum up takes as long as the rest of `is_repacked`
@@ -125,6 +125,9 @@ def is_repacked(t):
     return bool(_alive) and t is not None and t.base.op == _NONE and isinstance(t.buffer, RepackBuffer)
 
 
+NOTHING = Kernel("nothing", None, 0.0)              # of a node without elements; no plan holds it
+
+
 def repacked_ids(nodes):
     """Ids of the matrices in CPU_REPACK buffers that `nodes` read."""
     sources = {id(s): s for t in nodes for s in t.src if s is not None}.values() if _alive else ()
@@ -133,6 +136,8 @@ def repacked_ids(nodes):
 
 def kernel_of(t, n_threads):
     """The CPU's kernel of node `t`, None where there is none: the layout's where it reads repacked weights."""
+    if 0 in t.ne:
+        return NOTHING
     if any(is_repacked(s) for s in t.src):
         return None if any(is_repacked(s) for s in t.src[1:]) else repack.kernel(t, n_threads)
     spec = all_specs().get(t.op)

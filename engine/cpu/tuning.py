@@ -27,7 +27,7 @@ from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits, traits_of
 from ggjit.ops.core.types import F32
 from ggjit.ops.elementwise.binary import add
-from ggjit.ops.matmul import choices, repack
+from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.choices import (
     LEAST_GAIN,
     NEAR,
@@ -39,6 +39,7 @@ from ggjit.ops.matmul.choices import (
     layout_name,
 )
 from ggjit.ops.matmul.mul_mat import mul_mat
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 

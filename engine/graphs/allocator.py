@@ -3,13 +3,13 @@
 The plan (who shares memory with whom, at which offsets) comes from `ggjit.alloc`, which knows only numbers; this file
 turns graphs into numbers and plans into buffers.
 """
-import dataclasses
 import weakref
 
 import numpy as np
 
-from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
-from ggjit.alloc.problem import check_time_limit
+from ggjit.alloc.ggml.problem import check_time_limit
+from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.plan_request import PLANNERS
 from ggjit.alloc.report import saving
 from ggjit.alloc.validate import validate_plan
 from ggjit.core.arguments import expect, typed_call
@@ -17,21 +17,26 @@ from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType, init_placed, place, reset_buffers, wants_tensors
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
-from ggjit.core.slots import alloc_sizes, checked_int
-from ggjit.core.table import NO_PARAMS, TABLE
+from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
-from ggjit.ops.core.errors import NotAllocated, ParamError, TypeMismatch
+from ggjit.graphs.requests import (
+    kept_markers,
+    options_for,
+    plan_request,
+    with_markers,
+    without_markers,
+    work_begin,
+    work_markers,
+    work_nbytes,
+    work_room,
+)
+from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.host_memory import oom_guard
-from ggjit.ops.core.record import OP, T_BUFFER, T_GEN, T_OFFS, VIEW_OPS
+from ggjit.ops.core.record import T_BUFFER, T_GEN, T_OFFS, VIEW_OPS
 from ggjit.ops.core.shape import describe
-from ggjit.ops.core.spec import in_place_table
-from ggjit.ops.core.types import I8
 from ggjit.ops.core.whole_numbers import is_whole
-from ggjit.tensors.context import Context
 from ggjit.tensors.tensor import Tensor
-
-WORK_ALIGNMENT = 64             # bytes: a line of the processor's cache
 
 
 class Placement:
@@ -43,57 +48,6 @@ class Placement:
 
     def __init__(self, where, work=()):
         self.where, self.work = where, dict(work)
-
-
-def _markers(graph, alloc_deps):
-    """[(number of the node it stands before, marker)]: views without op that keep tensors alive (as a scheduler's)."""
-    for pair in expect(alloc_deps, (list, tuple), "alloc_deps"):
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
-            raise TypeMismatch(f"alloc_deps holds pairs of tensors (tensor, until), got {pair!r}")
-    if not alloc_deps:
-        return []
-    at, known, ctx, marks = {t.id: i for i, t in enumerate(graph.nodes)}, set(graph.leaf_ids.tolist()), Context(), []
-    for t, until in alloc_deps:
-        if until.id not in at or t.id not in known and at.get(t.id, len(at)) > at[until.id]:
-            raise ParamError(f"alloc_deps: {t!r} cannot be kept until {until!r}; expected a tensor of the graph and a "
-                             f"node that runs after it")
-        src = (t,) if t.view_src is None else (t.base, t)
-        marker = ctx._add(t.type, OP.NONE, t.ne, t.nb, t.ndim, NO_PARAMS, src, t.base, t.view_offs, "")
-        marks.append((at[until.id] + 1, marker))
-    return marks
-
-
-def work_nbytes(backend, node):
-    """Bytes that the node's kernel works in and that may lie with the graph's tensors.  Errors: GgjitError."""
-    return checked_int(backend, "work_nbytes", node, least=0)
-
-
-def work_room(nbytes, buft):
-    """Bytes to place for `nbytes` of work memory: it begins at a multiple of WORK_ALIGNMENT (`work_begin`)."""
-    return nbytes + max(WORK_ALIGNMENT - checked_int(buft, "alignment"), 0)
-
-
-def work_begin(offs):
-    """Where the work memory in a place at `offs` begins, a byte offset as well."""
-    return -(-offs // WORK_ALIGNMENT) * WORK_ALIGNMENT
-
-
-def _work_markers(room):
-    """[(number of the node it stands before, marker)]: the work memory of every node that has some, and behind the
-    node a view that reads it, so that it lives for that node alone.  room: bytes of each node, 0 for none."""
-    ctx, marks = Context(), []
-    for i, n in enumerate(room):
-        if n:
-            work = ctx.new_tensor(I8, (n,))
-            end = ctx._add(I8, OP.NONE, work.ne, work.nb, work.ndim, NO_PARAMS, (work,), work, 0, "")
-            marks += [(i, work), (i + 1, end)]
-    return marks
-
-
-def _without(plan, at):
-    """The plan without the nodes at these places."""
-    names = [f.name for f in dataclasses.fields(plan) if f.name.startswith(("node_", "cause"))] if at else []
-    return dataclasses.replace(plan, **{name: np.delete(getattr(plan, name), at) for name in names}) if at else plan
 
 
 class GraphAllocator:
@@ -140,14 +94,14 @@ class GraphAllocator:
         for kernels that read or write them later than the graph says.
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
-        planner, self._work = graph.planner or self.planner, {}
         nbytes = [] if self._worker is None else [work_nbytes(self._worker, t) for t in graph.nodes]
-        seconds = self.time_limit / (1 + any(nbytes))
-        self.last, _ = self._planned(graph, planner, seconds, node_ids, leaf_ids, _markers(graph, alloc_deps))
+        options = options_for(graph, graph.planner or self.planner, self.time_limit / (1 + any(nbytes)), remember=True)
+        request = plan_request(graph, self.bufts, self._which(graph, node_ids, leaf_ids))
+        kept, self._work = kept_markers(graph, alloc_deps), {}
+        self.last, _ = self._planned(request, options, kept)
         if any(nbytes):
-            marks = _work_markers([n and work_room(n, self.bufts[0]) for n in nbytes])
-            plan, places = self._planned(graph, planner, seconds, node_ids, leaf_ids,
-                                         [*_markers(graph, alloc_deps), *marks])
+            marks = work_markers([n and work_room(n, self.bufts[0]) for n in nbytes])
+            plan, places = self._planned(request, options, [*kept, *marks])
             if plan.peak < self.last.peak + max(nbytes):
                 self.last = plan
                 self._work = {graph.nodes[i].id: (*places[m.id], nbytes[i]) for i, m in marks if m.view_src is None}
@@ -162,40 +116,34 @@ class GraphAllocator:
             # 2.31 KiB instead of ggml's 2.81 KiB, 512 B (17.8%) less; planned in 0.8 ms instead of 0.1
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
-        marks = _markers(graph, alloc_deps)
+        request = plan_request(graph, self.bufts, self._which(graph, node_ids, leaf_ids))
+        marks = kept_markers(graph, alloc_deps)
         return saving(graph.planner or self.planner, lambda planner: self._planned(
-            graph, planner, self.time_limit, node_ids, leaf_ids, marks, remember=False)[0])
+            request, options_for(graph, planner, self.time_limit), marks)[0])
 
-    def _planned(self, graph, planner, seconds, node_ids, leaf_ids, marks, remember=True):
-        """(the plan of a graph that is alive, {id of a marker: (chunk, offset)}); remember: as of plan_graph."""
-        which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
-        sizes = [alloc_sizes(self.bufts, ids, tensors)
-                 for ids, tensors in zip(which, (graph.nodes, graph.leafs), strict=True)]
-        marks = sorted(marks, key=lambda m: m[0])
-        at = [place for place, _ in marks]
-        node_ids = np.insert(graph.node_ids, at, [m.id for _, m in marks]) if marks else graph.node_ids
-        node_buffers = np.insert(which[0], at, 0) if marks else which[0]            # views: they lie where they view
-        sizes[0] = np.insert(sizes[0], at, [m.nbytes for _, m in marks]) if marks else sizes[0]
-        placed = self._own_leaves()                     # planned anew; they stay where they are until alloc_graph
+    def _planned(self, request, options, marks):
+        """(the plan, {id of a marker: (chunk, offset)}).  The leaves that lie where this allocator placed them are
+        planned anew; they stay where they are until alloc_graph."""
+        request, at = with_markers(request, marks)
+        placed = self._own_leaves()
         before = [TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist() for t in placed]
         try:
             for t in placed:
                 TABLE.place(t.id, -1, 0)
-            plan = plan_graph(TABLE.words, node_ids, graph.leaf_ids, sizes,
-                              alignment=[checked_int(b, "alignment") for b in self.bufts],
-                              max_size=[checked_int(b, "max_size") for b in self.bufts],
-                              node_buffers=node_buffers, leaf_buffers=which[1], n_buffers=len(self.bufts),
-                              planner=planner, in_place=in_place_table(planner != "ggml-2023"),
-                              time_limit=seconds, outputs=graph.output_ids, remember=remember,
-                              **graph.search if planner == graph.planner else {})
+            plan = plan_graph(request, options)
         finally:
             for t, where in zip(placed, before, strict=True):
                 TABLE.place(t.id, *where)
         if "validate" in debug:
             validate_plan(plan)
-        at = [place + k for k, place in enumerate(at)]
-        return _without(plan, at), {m.id: (int(plan.node_chunk[i]), int(plan.node_offs[i]))
-                                    for i, (_, m) in zip(at, marks, strict=True)}
+        return without_markers(plan, at), {int(request.node_ids[i]): (int(plan.node_chunk[i]), int(plan.node_offs[i]))
+                                           for i in at}
+
+    def _which(self, graph, node_ids, leaf_ids):
+        """The number of its buffer type for every node and leaf; None for the only one."""
+        if len(self.bufts) == 1 and node_ids is leaf_ids is None:
+            return None
+        return [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
 
     def _ids(self, ids, tensors):
         if ids is None:

@@ -4,15 +4,16 @@
     BumpAllocator       a pointer that only moves up: alloc(t)
     Allocr              a TensorAllocator and the graph allocator of 2023 over it: measure, allocate, place a graph
 
-Offsets come from `ggjit.alloc`, which knows only ids and sizes (alloc/tensor_alloc.py, alloc/legacy.py); here they
+Offsets come from `ggjit.alloc`, which knows only ids and sizes (alloc/ggml/bump.py, alloc/ggml/legacy/); here they
 become places of tensors in buffers.  New programs use `alloc_ctx_tensors` and `GraphAllocator`.
 """
 import weakref
 
 import numpy as np
 
-from ggjit.alloc.legacy import GraphAllocator2023
-from ggjit.alloc.tensor_alloc import BestFit, Bump
+from ggjit.alloc.ggml.bump import Bump
+from ggjit.alloc.ggml.legacy.graph_alloc_2023 import GraphAllocator2023
+from ggjit.alloc.ggml.legacy.tensor_alloc import BestFit
 from ggjit.core.arguments import buffer_size, expect
 from ggjit.core.backend import Backend, host_array
 from ggjit.core.buffer import Buffer, BufferType, as_bytes, init_placed, place, require_unplaced, tensor_alloc

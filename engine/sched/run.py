@@ -20,8 +20,9 @@ from ggjit.core.events import event_record, event_wait
 from ggjit.core.slots import as_bool
 from ggjit.core.table import TABLE
 from ggjit.core.versions import VERSIONS
-from ggjit.graphs.allocator import Placement, work_begin
+from ggjit.graphs.allocator import Placement
 from ggjit.graphs.placed import PlacedGraph, PlacedTensor
+from ggjit.graphs.requests import work_begin
 from ggjit.graphs.results import Results, mark_last
 from ggjit.ops.core.errors import Cancelled, NotAllocated
 from ggjit.ops.core.host_memory import oom_guard

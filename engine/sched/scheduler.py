@@ -17,7 +17,7 @@ import weakref
 
 import numpy as np
 
-from ggjit.alloc.problem import check_time_limit
+from ggjit.alloc.ggml.problem import check_time_limit
 from ggjit.core.arguments import expect, typed_call
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug

@@ -53,7 +53,7 @@ def uninterrupted():
 
 
 class Training(Evaluator):
-    """A Evaluator with gradients, their sums, and an optimiser.
+    """An Evaluator with gradients, their sums, and an optimiser.
 
     `.classes`: numbers of the largest outputs, where the loss is of classes; else the loss.
     evaluates: whether there are rows to evaluate, which needs all outputs at once.

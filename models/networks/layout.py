@@ -1,4 +1,4 @@
-"""Which weights of a network lie in CPU_REPACK (ops/matmul/repack.py): where products are faster for it, and it fits.
+"""Which weights of a network lie in CPU_REPACK (ops/matmul/repack): where products are faster for it, and it fits.
 
     asked      True: all that have a layout; False: none
     encoders   all but super-blocks, whose prompts gain nothing: many columns at a time
@@ -9,7 +9,8 @@ import collections
 
 from ggjit.core.backend import TYPE_NULL
 from ggjit.cpu.tuning import LEAST_NBYTES, tune_unknown
-from ggjit.ops.matmul import choices, repack
+from ggjit.ops.matmul import choices
+from ggjit.ops.matmul.repack import layouts as repack
 
 SUPER_BLOCK = 256
 

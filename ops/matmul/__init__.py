@@ -6,8 +6,7 @@
     mul_mat_short   few rows;  hadamard: a Hadamard matrix
     mul_mat_id      the product of a mixture of experts (mul_mat_id_group: columns by expert;
                     mul_mat_id_dot, mul_mat_id_tile: kernels)
-    repack          weights in a layout of their own (repack_float, repack_codes, repack_id: kernels;
-                    repack_tile: the register tile; repack_formats: bits of the types)
+    interleaved     how quantised blocks unpack when rows are interleaved; the folder repack/ multiplies with them
     choices         what differs per processor: by a rule, or measured
 
 Read in this order.

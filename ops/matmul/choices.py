@@ -5,7 +5,7 @@
 
     tile        of one column: so many rows at once, and how weights are prefetched: as the type does it (nothing is
                 said), not at all, near (512 bytes, first-level cache), ahead (6 KB, the same) or far (a tile, second)
-    layout      null, or that matrices are worth the layout of ops/matmul/repack.py, and its tile: so many groups of
+    layout      null, or that matrices are worth the layout of ops/matmul/repack, and its tile: so many groups of
                 rows at once for one column, prefetched into the second-level cache or, near, into the first
 
 ggjit.cpu.tuning measures (`ggjit warm-up MODEL` calls it, and `load_model` on a processor that no rule knows); this
@@ -61,7 +61,7 @@ from typing import NamedTuple
 from ggjit.ops.core.settings import TILE_ROWS, asked_tuning
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BF16, BY_NAME, F16, F32
-from ggjit.ops.matmul.repack_formats import FORMATS
+from ggjit.ops.matmul.interleaved import FORMATS
 from ggjit.ops.native import isa, measured
 from ggjit.ops.native.jit import sources_key
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN, PREFETCHES, prefetching
@@ -73,7 +73,7 @@ LEAST_GAIN = 1.02               # of a choice over the rule's
 class RowTile(NamedTuple):
     """Rows of weights that a tile of one column takes, and how it asks for the next ones (ops/types/shared/dot.py).
 
-    The layout's: groups of rows (repack_codes.py)."""
+    The layout's: groups of rows (repack/codes.py)."""
     rows: int
     prefetch: str = OWN
 
@@ -81,7 +81,8 @@ class RowTile(NamedTuple):
         return f"{self.rows}" if self.prefetch == OWN else f"{self.rows} {self.prefetch}"
 
 
-ONE_ROW, PLAIN, NEAR, AHEAD, FOUR = RowTile(1), RowTile(1, NO_PREFETCH), RowTile(1, "near"), RowTile(1, "ahead"), RowTile(4)
+ONE_ROW, PLAIN, NEAR, AHEAD, FOUR = (RowTile(1), RowTile(1, NO_PREFETCH), RowTile(1, "near"), RowTile(1, "ahead"),
+                                    RowTile(4))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Rule:
     layout      the layout's tile
     repacked    types whose layout is faster
     columns     of the widest tile of the layout, AVX-512: of blocks of 32, of super-blocks
-    in_turn     whether such a tile multiplies one column after the other (repack_tile.make_tile)
+    in_turn     whether such a tile multiplies one column after the other (repack/lane_tile.py)
     direct      columns of a product of super-blocks up to which these tiles are faster than the integer tile
     pairs       columns of a tile over two groups of rows, which serves more columns than one tile as above; None: none
     """
@@ -211,7 +212,7 @@ def forced(tile):
 
 # ---------------------------------------------------------------- files
 def _file(type):
-    key = sources_key(("ggjit.ops.matmul.mul_mat", "ggjit.ops.matmul.repack", module_of(type)))
+    key = sources_key(("ggjit.ops.matmul.mul_mat", "ggjit.ops.matmul.repack.layouts", module_of(type)))
     return measured.MeasuredFile("kernels", f"reads-{type.name}", key, functools.partial(_choice, type))
 
 

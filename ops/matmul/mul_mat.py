@@ -13,16 +13,18 @@ A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast 
 """
 import dataclasses
 import functools
+import math
 
 import numpy as np
 
+from ggjit.ops.core.builders import looks_further
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import describe, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
-from ggjit.ops.core.types import BF16, BY_NAME, F16, F32, Q4_0, Q8_0
+from ggjit.ops.core.types import BF16, BY_NAME, F16, F32, Q4_0, Q8_0, Tensor
 from ggjit.ops.matmul import choices, hadamard, mul_mat_dot, mul_mat_short, mul_mat_tile
 from ggjit.ops.matmul.mul_mat_dot import DotShape
 from ggjit.ops.matmul.tile_codes import code_tile
@@ -57,7 +59,7 @@ def column_types(type):
     return (*COLUMN_TYPES, Q8_K if type.block == Q8_K.block else Q8_1 if type in WITH_MINS else Q8_0)
 
 
-def mul_mat(a, b):
+def mul_mat(a: Tensor, b: Tensor):
     """a^T b in ggml's sense: d[j][i] = sum_k a[i][k] b[j][k].
 
     Shapes: a [k, m, a2, a3], b [k, n, b2, b3] with b2 % a2 == b3 % a3 == 0 -> F32 [m, n, b2, b3].
@@ -83,7 +85,8 @@ def _is_product(name, t):
         raise TypeMismatch(f"{name}: expected the result of mul_mat, got {describe(t)}")
 
 
-def mul_mat_set_prec(a, prec):
+@looks_further
+def mul_mat_set_prec(a: Tensor, prec: int):
     """The product `a` with precision `prec` (PREC_DEFAULT 0 or PREC_F32 10) noted in parameter 0.
 
     Sums are F32 anyway; with PREC_F32 b's values are not rounded beside an F16 or BF16 a (ggml's CPU rounds them).
@@ -96,7 +99,8 @@ def mul_mat_set_prec(a, prec):
     return a.ctx.node(OP.MUL_MAT, F32, a.ne, a.src, (int(prec), int(a.op_params[1])), ndim=a.ndim)
 
 
-def mul_mat_set_hint(a, hint):
+@looks_further
+def mul_mat_set_hint(a: Tensor, hint: int):
     """The product `a` with a hint about its left side in parameter 1: 0 none, 1 it is a Hadamard matrix.
 
     With hint 1 the left side, [n, n] for n a power of two, is taken to be H[i][j] = (-1)^popcount(i & j) / sqrt(n) and
@@ -311,5 +315,13 @@ def _rows(t):
         yield a, [None if a == 1 or w.ne[a] == 1 else a, a]
 
 
+def _rebuild(n):
+    out = n.call("mul_mat", *n.src)
+    out = n.call("mul_mat_set_prec", out, n.i[0]) if n.i[0] else out
+    return n.call("mul_mat_set_hint", out, n.i[1]) if n.i[1] else out
+
+
 SPECS = (Spec(op=OP.MUL_MAT, builders=(mul_mat, mul_mat_set_prec, mul_mat_set_hint), reference=reference,
-              kernel=kernel, gradient=gradient, rows=_rows, cases=cases),)
+              kernel=kernel, gradient=gradient, rows=_rows, cases=cases,
+              rebuild=_rebuild,
+              flops=lambda t: 2 * math.prod(t.ne) * t.src[0].ne[0]),)

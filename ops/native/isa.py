@@ -76,6 +76,7 @@ _MODEL = MODELS.get(LEVEL) or MODELS.get(ISA, PROCESSOR)
 SCHEDULED_AS = _MODEL if PROCESSOR.startswith("znver") else numba.config.CPU_NAME or _MODEL     # what LLVM is told
 W = {"avx512": 16, "avx2": 8, "generic": 8 if "avx" in FEATURES else 4}[ISA]    # f32 lanes of a vector
 X86 = any(f.startswith("sse") for f in FEATURES)
+ARM64 = llvm.get_process_triple().startswith(("aarch64", "arm64"))
 BF16_DOT = ISA == "avx512" and "avx512bf16" in FEATURES
 
 _SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML")    # NUMBA_*

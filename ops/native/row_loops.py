@@ -26,13 +26,16 @@ from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, WORD
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import inline
-from ggjit.ops.native.node import DST, SRC0, chunk_rows, n_rows, ne, next_rows, param_i32
+from ggjit.ops.native.mem import cycles
+from ggjit.ops.native.node import DST, SRC0, aborted, chunk_rows, n_rows, ne, next_rows, param_i32
 from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 
 I32_MAX = 2 ** 31 - 1
 SHORT_CHUNK = 512               # elements: about as long as asking for a chunk ten times
 FEW_ROWS = 16                   # of one thread and short: done before a look for signals would be due
 PIECE = 1024                    # elements; a multiple of every vector length
+PART = 1 << 16                  # elements of the result between two looks at the abort word, at first
+PART_CYCLES = 1 << 21           # the time to which parts grow or shrink: about a millisecond
 
 
 @inline
@@ -85,8 +88,20 @@ def rows_of_result(node):
 
 
 @inline
+def has_elements(view):
+    """False where an axis is empty, however long the others are: loops over them would take minutes for nothing."""
+    return min(min(ne(view, 0), ne(view, 1)), min(ne(view, 2), ne(view, 3))) > 0
+
+
+@inline
+def rows_with_elements(view):
+    """Rows of a view; none where a row has no elements."""
+    return n_rows(view) if ne(view, 0) > 0 else 0
+
+
+@inline
 def rows_of_source(node):
-    return n_rows(node + SRC0)
+    return rows_with_elements(node + SRC0)
 
 
 @inline
@@ -100,14 +115,28 @@ def over_chunks(rows, count=rows_of_result, chunking=DYNAMIC, phase=0):
     length, take = chunking
     counter = WORD * phase
 
+    @inline
+    def in_parts(node, ith, sync, start, stop, part):
+        """A chunk of more than `part` rows, with a look at the abort word after each part of about a millisecond."""
+        while start < stop:
+            began, end = cycles(), min(stop, start + part)
+            status = rows(node, ith, start, end)
+            if status != OK or end < stop and aborted(ith, sync):
+                return status
+            took, start = cycles() - began, end
+            part = 2 * part if took < PART_CYCLES // 2 else max(part // 2, 1) if took > 2 * PART_CYCLES else part
+        return OK
+
     def kernel(node, ith, nth, sync):
         n = count(node)
-        chunk = length(node, n, nth)
+        chunk, part = length(node, n, nth), PART // max(ne(node + DST, 0), 1) + 1
         while True:
             start = take(node + counter, ith, nth, sync, chunk, n)
             if start >= n:
                 return OK
-            status = rows(node, ith, start, min(n, start + chunk))
+            stop = min(n, start + chunk)
+            status = rows(node, ith, start, stop) if stop - start <= part else \
+                in_parts(node, ith, sync, start, stop, part)
             if status != OK:
                 return status
     return kernel

@@ -3,6 +3,8 @@
 Row sums run in float32 vectors; `sum` adds the rows' sums in float64 and in order, so the result does not depend on the
 number of threads.
 """
+import math
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -13,7 +15,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import SUM, SUM_IN_ORDER, along, last_axis
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32, F64, I32
+from ggjit.ops.core.types import F32, F64, I32, Tensor
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f64, st_i32
@@ -22,13 +24,14 @@ from ggjit.ops.native.node import (
     SRC0,
     SRC1,
     addr,
+    n_rows,
     nb,
     ne,
     row_addr,
     row_index,
     work,
 )
-from ggjit.ops.native.row_loops import over_chunks, rows_of_source
+from ggjit.ops.native.row_loops import over_chunks
 from ggjit.ops.native.simd import W, fadd, hsum, ldf, splat, zerof
 from ggjit.ops.reductions.sums import largest, nothing, require_before, sum_in, sum_of, sum_over_rows
 from ggjit.ops.types.shared.rows import ROW
@@ -42,7 +45,7 @@ def _rows(name, a, allowed):
     require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
 
 
-def sum(a, before=None, part=False):
+def sum(a: Tensor, before: Tensor | None = None, part: bool = False):
     """Sum of all elements of a (F32, F16, BF16), any strides -> [1] of its type; NumPy: a.sum().
 
     part: the sum as it is added up, F64 [1].  before: such a sum of what comes before a, from which it goes on with
@@ -55,7 +58,7 @@ def sum(a, before=None, part=False):
     return a.ctx.node(OP.SUM, F64 if part else a.type, (1,), (a,) if before is None else (a, before))
 
 
-def sum_rows(a):
+def sum_rows(a: Tensor):
     """Sum along ne0 of a F32: [1, ne1, ne2, ne3]; NumPy: a.sum(-1, keepdims=True).
 
     Errors: TypeMismatch, ShapeError (elements of a row not side by side).  Source: ggml_sum_rows.
@@ -64,7 +67,7 @@ def sum_rows(a):
     return a.ctx.node(OP.SUM_ROWS, a.type, (1, *a.ne[1:]), (a,))
 
 
-def mean(a):
+def mean(a: Tensor):
     """Mean along ne0 of a F32: [1, ne1, ne2, ne3]; NumPy: a.mean(-1, keepdims=True).
 
     Errors: TypeMismatch, ShapeError (elements of a row not side by side).  Source: ggml_mean.
@@ -73,7 +76,7 @@ def mean(a):
     return a.ctx.node(OP.MEAN, F32, (1, *a.ne[1:]), (a,))
 
 
-def argmax(a):
+def argmax(a: Tensor):
     """Index of the largest element of each row of a matrix a [n, m] F32 -> I32 [m].
 
     Among equals the last one counts, as in ggml (NumPy: the first): n - 1 - a[:, ::-1].argmax(-1).  A NaN makes the
@@ -208,7 +211,11 @@ def _make_rows(op):
             else:
                 put(row_addr(d, i1, i2, i3), sum_of(x, n0))
         return OK
-    return over_chunks(rows, rows_of_source)
+
+    @inline
+    def every_row(node):
+        return n_rows(node + SRC0)
+    return over_chunks(rows, every_row)             # a row without elements has a sum, too
 
 
 def kernel(t, n_threads):
@@ -217,7 +224,7 @@ def kernel(t, n_threads):
         return None
     cost = 0.025 * touched_nbytes(t)
     if op == OP.SUM:
-        rows, goes_on, part = a.ne[1] * a.ne[2] * a.ne[3], len(t.src) > 1, t.type is F64
+        rows, goes_on, part = math.prod(a.ne[1:]) if a.ne[0] else 0, len(t.src) > 1, t.type is F64
         return Kernel(f"sum-{a.type.name}{'-on' * goes_on}{'-part' * part}",
                       lambda: _make_sum(a.type, goes_on, part), cost, work_nbytes=8 * rows)
     return Kernel(op.name.lower(), lambda: _make_rows(op), cost)
@@ -283,7 +290,8 @@ def _chunk_of_sum(t, ne, src, before, is_last):
 
 SPECS = (
     Spec(op=OP.SUM, builders=(sum,), reference=reference, kernel=kernel, gradient=gradient, rows=_rows_of_sum,
-         chunk=_chunk_of_sum, cases=sum_cases),
+         chunk=_chunk_of_sum, cases=sum_cases,
+         rebuild=lambda n: n.call("sum", *n.up_to(2), n.type is F64)),
     Spec(op=OP.SUM_ROWS, builders=(sum_rows,), reference=reference, kernel=kernel, gradient=gradient, rows=along(1),
          cases=lambda: cases(sum_rows, (F32,))),
     Spec(op=OP.MEAN, builders=(mean,), reference=reference, kernel=kernel, gradient=gradient, rows=along(1),

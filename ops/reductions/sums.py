@@ -7,7 +7,7 @@ from ggjit.ops.core.shape import n_elements, require, require_type
 from ggjit.ops.core.types import F64
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, ld_f64, st_f32
-from ggjit.ops.native.node import SRC0, addr, barrier, n_rows, work
+from ggjit.ops.native.node import addr, barrier, work
 from ggjit.ops.native.row_loops import over_rows, rows_of_source
 from ggjit.ops.native.simd import B, W, fadd, fma, fsub, hmax, hsum, keep_part, ldf, ldf_part, splat, vmax, zerof
 
@@ -32,7 +32,7 @@ def sum_over_rows(row, finish, start=nothing):
         barrier(sync, nth)
         if ith == 0:
             total = start(node)
-            for r in range(n_rows(node + SRC0)):
+            for r in range(rows_of_source(node)):
                 total += ld_f64(work(node) + 8 * r)
             finish(node, total)
         return OK

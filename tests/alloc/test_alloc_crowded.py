@@ -4,9 +4,9 @@ import pytest
 from helpers.requirements import benchmark
 from helpers.sample import SEED
 
-from ggjit.alloc import greedy
-from ggjit.alloc.crowded import crowded_first, stretches
-from ggjit.alloc.sections import Instance
+from ggjit.alloc.offsets import greedy
+from ggjit.alloc.offsets.crowded import crowded_first, stretches
+from ggjit.alloc.offsets.sections import Instance
 from ggjit.alloc.validate import check_layout
 
 instances = benchmark("alloc_instances")

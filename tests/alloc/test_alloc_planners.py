@@ -7,13 +7,13 @@ import pytest
 from helpers.requirements import benchmark
 from helpers.timing import processor_time
 
-from ggjit.alloc import greedy, planners, repair, tiling
-from ggjit.alloc.best_fit import ggml_best_fit
 from ggjit.alloc.csvio import read_problem, run_plan_csv
-from ggjit.alloc.planners import DOES_NOT_FIT, FITS, NOT_FOUND, plan_offsets
-from ggjit.alloc.search import FOUND, INFEASIBLE, KEEP, RULES, TRAIL_FULL, CanonicalSearch
-from ggjit.alloc.sections import Instance
-from ggjit.alloc.tensor_alloc import BestFit
+from ggjit.alloc.ggml.best_fit import ggml_best_fit
+from ggjit.alloc.ggml.legacy.tensor_alloc import BestFit
+from ggjit.alloc.offsets import greedy, planners, repair, tiling
+from ggjit.alloc.offsets.planners import DOES_NOT_FIT, FITS, NOT_FOUND, plan_offsets
+from ggjit.alloc.offsets.search import FOUND, INFEASIBLE, KEEP, RULES, TRAIL_FULL, CanonicalSearch
+from ggjit.alloc.offsets.sections import Instance
 from ggjit.alloc.validate import check_layout
 from ggjit.ops.core.errors import BadFile, ParamError, ShapeError
 

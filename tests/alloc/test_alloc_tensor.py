@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from helpers.requirements import benchmark
 
-from ggjit.alloc.tensor_alloc import MEASURE_BASE, BestFit, Bump, aligned_offset
+from ggjit.alloc.ggml.bump import Bump, aligned_offset
+from ggjit.alloc.ggml.legacy.tensor_alloc import MEASURE_BASE, BestFit
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.record import OP
 

@@ -8,6 +8,7 @@ import ctypes
 import functools
 import math
 import mmap
+import time
 import warnings
 
 import numpy as np
@@ -24,6 +25,7 @@ from ggjit.ops.core.record import OP, VIEW_OPS
 PAGE = mmap.PAGESIZE
 USERS = (OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM)
 MAX_NMSE = 5e-4                         # quantised types
+MAX_SECONDS = 0.5                       # of computing tensors of SMALL elements
 TINY, HUGE = 1e-20, 1e4                 # results that float32 holds well, intermediate sums too
 
 
@@ -87,11 +89,16 @@ def change(rng):
     """One random change, as helpers/builder_calls.py: changed takes it."""
     def pick(values):
         return values[int(rng.integers(len(values)))]
-    what = pick(("size", "size", "size", "type", "axes", "number", "number", "object", "leaf"))
-    how = {"size": lambda: (int(rng.integers(4)), pick(SIZES)), "type": lambda: (pick(TYPES),),
-           "axes": lambda: (pick(AXES),), "number": lambda: (pick(NUMBERS),), "object": lambda: (pick(OBJECTS),),
-           "leaf": lambda: ([pick(SIZES) for _ in range(4)],)}[what]()
+    what = pick(("size", "size", "size", "empty", "type", "axes", "number", "number", "object", "leaf"))
+    how = {"size": lambda: (int(rng.integers(4)), pick(SIZES)), "empty": lambda: _sides(rng),
+           "type": lambda: (pick(TYPES),), "axes": lambda: (pick(AXES),), "number": lambda: (pick(NUMBERS),),
+           "object": lambda: (pick(OBJECTS),), "leaf": lambda: ([pick(SIZES) for _ in range(4)],)}[what]()
     return what, *how
+
+
+def _sides(rng):
+    """An axis without elements and a very long one."""
+    return int(rng.integers(4)), int(rng.integers(4))
 
 
 @functools.cache
@@ -115,6 +122,9 @@ def build_and_compute(rng):
     name = names()[int(rng.integers(len(names())))]
     some = calls()[name]
     args = list(some[int(rng.integers(len(some)))])
+    if rng.integers(8) == 0:                    # several sources empty along the same axis
+        sides, some = _sides(rng), rng.integers(2, size=len(args))
+        args = [changed(a, "empty", *sides) if one else a for a, one in zip(args, some, strict=True)]
     for _ in range(int(rng.integers(3)) if args else 0):
         i = int(rng.integers(len(args)))
         args[i] = changed(args[i], *change(rng))
@@ -140,11 +150,13 @@ def compute(name, args, out):
             bad_index = min(out.ne) > 0
     allocator = gg.GraphAllocator(GUARDED)
     allocator.alloc_graph(graph)
-    plan = cpu().graph_plan_create(graph)
+    plan, began = cpu().graph_plan_create(graph), time.thread_time()
     try:
         plan.compute()
     except GgjitError:
         return "refused"
+    if time.thread_time() - began > MAX_SECONDS:
+        raise Find(f"{name}{args}: took {time.thread_time() - began:.1f} s for at most {SMALL} elements")
     if bad_index:
         raise Find(f"{name}{args}: an id out of range was accepted")
     if want is None or out.type.dtype is None or out.type.dtype.kind != "f" or not want.size:

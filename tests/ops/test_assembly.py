@@ -18,7 +18,7 @@ CODE = """
 import json, sys
 import ggjit as gg
 from ggjit.ops.core.spec import all_specs
-from ggjit.ops.matmul import repack
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 from ggjit.ops.native.compiler import KernelCompiler
 from ggjit.ops.native.jit import FASTMATH

@@ -15,12 +15,13 @@ import types
 import numpy as np
 import pytest
 from helpers import devices, sample
+from helpers.requirements import need
 
 import ggjit as gg
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import all_specs
 from ggjit.ops.core.types import F32
-from ggjit.tools.suite import command, compare, oracle
+from ggjit.tools.suite import command, compare, ggml, oracle
 from ggjit.tools.suite.cases.case import SuiteCase, all_cases, vars_of
 from ggjit.tools.suite.cases.inputs import hadamard, kq_mask, shuffled, subsets, triangle, uniform
 from ggjit.tools.suite.jobs import READY, spread
@@ -65,13 +66,16 @@ def test_parameters_read_as_ggml_prints_them():
 
 
 # ---------------------------------------------------------------- the sample
-def test_sample(runner):
-    """Cases of every class and op give ggml's results."""
-    cases, kernels = balanced(SAMPLE, sample.SEED, runner.backend, KERNELS)
+@pytest.mark.parametrize("wheel", oracle.WHEELS)
+def test_sample(wheel):
+    """Cases of every class and op give ggml's results: those of each ggml that is installed."""
+    need(wheel, "it brings the real ggml")
+    backend = gg.init_backend("CPU:n_threads=1")
+    cases, kernels = balanced(SAMPLE, sample.SEED, backend, KERNELS)
     assert len(cases) == SAMPLE and len(kernels) < 1.2 * KERNELS
     assert {(c.family, c.op) for c in cases} == {(c.family, c.op) for c in all_cases()}
     report = Report(cases, sys.stdout)
-    for outcome in spread(cases, runner.backend, SEED, JOBS):
+    for outcome in spread(cases, backend, SEED, JOBS, wheels=(wheel,)):
         report.add(outcome)
     report.close()
     outcomes = report.outcomes
@@ -87,7 +91,7 @@ def test_every_case_of_ggmls_cpu_backend_is_supported(runner):
         assert row["ok"] or row["peer"], (str(case), row["error"])
 
 
-def unlucky(pipe, backend, n_threads, seed):
+def unlucky(pipe, backend, n_threads, seed, wheels):
     """A worker that dies of case 3 and hangs in case 5."""
     pipe.send(READY)
     while True:
@@ -288,6 +292,49 @@ def test_the_worker_comes_back():
     p.worker.kill()
     p.worker.wait()
     assert p.run(records, {0: np.float32([-1, 2, -3, 4]).tobytes()}, [1])[1] == np.float32([0, 2, 0, 4]).tobytes()
+
+
+LACKING = {                                 # case of NEEDS: (op, its sources, result type, params) that are it
+    "a column matrix in F16 for an F32 kernel": (
+        "IM2COL", [(gg.F32, (3, 3, 1, 1)), (gg.F32, (9, 9, 1, 1))], gg.F16, {}),
+    "a transposed convolution of several images": (
+        "CONV_TRANSPOSE_2D", [(gg.F16, (3, 3, 1, 1)), (gg.F32, (9, 9, 1, 2))], gg.F32, {}),
+    "gated_delta_net whose state has one snapshot": ("GATED_DELTA_NET", [(gg.F32, (4, 1, 1, 1))], gg.F32, {}),
+    "ssm_scan with snapshots": ("SSM_SCAN", [(gg.F32, (4, 1, 1, 1))], gg.F32, {0: 2}),
+    "rows set from F16": ("SET_ROWS", [(gg.F16, (4, 1, 1, 1))], gg.F32, {}),
+    "quantised rows joined": ("CONCAT", [(gg.Q4_0, (32, 1, 1, 1))] * 2, gg.Q4_0, {}),
+    "a norm of rows with gaps": ("NORM", [(gg.F32, (4, 1, 1, 1), (8, 32, 32, 32))], gg.F32, {}),
+    "rope with an offset": ("ROPE", [(gg.F32, (64, 1, 1, 1)), (gg.I32, (1, 1, 1, 1))], gg.F32, {15: 8}),
+    "type 42": ("NONE", [], gg.Q2_0, {})}
+CALLS = {"a convolution with an F32 kernel through F16": ("conv_2d", [(1, 1, 3, 3), (1, 1, 9, 9)], [1, 1, 0, 0, 1, 1])}
+
+
+def test_what_a_ggml_lacks_is_refused_before_it_is_asked():
+    """Of a library that has nothing; of one that has everything nothing is."""
+    assert {*LACKING, *CALLS} == {*ggml.NEEDS, "type 42"}
+    nothing, everything = (types.SimpleNamespace(has=lambda needed, all=n > 42: all, said=lambda *_: "0.9", n_types=n)
+                           for n in (42, 43))
+    for case, (op, sources, type, params) in LACKING.items():
+        asked = ggml.Asked(op, type.id, tuple(params.get(i, 0) for i in range(16)),
+                           tuple((t.id, *rest) for t, *rest in sources))
+        assert ggml.GgmlLibrary.lacks(nothing, asked).startswith(case + " (this is ggml 0.9")
+        assert ggml.GgmlLibrary.lacks(everything, asked) == ""
+    for case, (name, shapes, params) in CALLS.items():
+        asked = ggml.Asked(name, None, params, tuple((0, s[::-1]) for s in shapes))
+        assert ggml.GgmlLibrary.lacks(nothing, asked).startswith(case) and not ggml.Library.lacks(everything, asked)
+
+
+@pytest.mark.parametrize("wheel", oracle.WHEELS)
+def test_a_ggml_says_what_it_has(wheel):
+    """A type behind its table is refused, or computed: never looked up there; a case with it is checked by float64."""
+    need(wheel, "it brings the real ggml")
+    worker = oracle.of_wheel(wheel)
+    case = SuiteCase("mul_mat", "MUL_MAT", "made here",
+                     lambda m: m.mul_mat(m.new(gg.Q2_0, (256, 16)), m.new(F32, (256, 2))), index=0, max_err=5e-4)
+    t0, lost = time.monotonic(), worker.lost
+    outcome = Runner(gg.init_backend("CPU:n_threads=1"), SEED, worker).run(case)
+    assert outcome.status == OK and worker.lost == lost and time.monotonic() - t0 < oracle.PATIENCE
+    assert "ggml" in outcome.checked or outcome.peer.startswith("type 42 (this is ggml ")
 
 
 def test_without_a_wheel_there_is_a_typed_error(monkeypatch):

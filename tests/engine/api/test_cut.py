@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import ggjit as gg
+from ggjit.api.cut import cut
 
 
 def values(*shape, seed=0):
@@ -174,3 +175,31 @@ def test_marked_outputs_and_outputs_of_the_graph_stay_whole():
     net = Net(kept, **NETS["mlp"][1])
     small = net.within(0.6, cut="rounded")
     assert small.n_chunks > 1 and small.of(net.scores).ne == net.scores.ne
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_sum_that_is_part_of_another_is_cut(goes_on):
+    """As a second cut meets it: an F64 sum of the rows before, and one that starts from it."""
+    x = values(1000)
+
+    def sums(net, x):
+        half = gg.sum(gg.sqr(x), part=True)
+        return (gg.sum(gg.abs(x), half),) if goes_on else (half,)
+    net = Net(sums, x=x)
+    start = max((t for t in net.graph.nodes if t.ne[0] == 1000), key=lambda t: t.id)
+    found = cut(net.graph, start, 4, {}, {}, rounded=True)
+    assert found.n_chunks > 1 and not found.same_bits
+    want = np.square(x, dtype=np.float64).sum() + goes_on * np.abs(x).astype(np.float64).sum()
+    np.testing.assert_allclose(net.run(found.graph)[0][0], want, rtol=1e-6)
+
+
+def test_an_empty_node_is_no_obstacle():
+    """Gradients through a product without columns: nothing is computed there, so no kernel is asked for."""
+    def empty(net, x):
+        w = net.param(8, 16)
+        return gg.sum(gg.mul_mat(w, gg.view_2d(x, 16, 0, x.nb[1], 0))), gg.sum(gg.sqr(x))
+    net = Net(empty, x=values(64, 16))
+    small = gg.rematerialize(net.graph, net.peak)
+    assert [a.tolist() for a in net.run(small)[0]] == [a.tolist() for a in net.run(net.graph)[0]]
+    with pytest.raises(gg.BudgetError, match="least peak found"):
+        gg.rematerialize(net.graph, 4)

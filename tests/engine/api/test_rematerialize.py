@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 
 import ggjit as gg
-from ggjit.alloc.recompute import Recomputation
-from ggjit.alloc.schedules import AGAIN, KEEP, TAKE
+from ggjit.alloc.orders.recompute import Recomputation
+from ggjit.alloc.orders.schedules import AGAIN, KEEP, TAKE
 from ggjit.api.remat_nodes import RematNodes
 from ggjit.api.rematerialize import Point, _thinned
 

@@ -32,7 +32,8 @@ def certs(tmp_path_factory):
 
 
 # ---------------------------------------------------------------- addresses and certificates
-@pytest.mark.parametrize("address", ["tcp://10.0.0.2:8790", "tcp://0.0.0.0:8790", "tcp://example.com:1", "tcp://[::]:1"])
+@pytest.mark.parametrize("address",
+                         ["tcp://10.0.0.2:8790", "tcp://0.0.0.0:8790", "tcp://example.com:1", "tcp://[::]:1"])
 def test_off_loopback_certificates_are_required(address):
     for call in (gg.cluster.connect, gg.cluster.serve):
         with pytest.raises(gg.ParamError, match="both sides show certificates.*--make-certs"):

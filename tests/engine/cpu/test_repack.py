@@ -19,7 +19,9 @@ from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks import layout
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import IndexRangeError, NotAllocated, NotSupported, ParamError
-from ggjit.ops.matmul import choices, repack, repack_codes
+from ggjit.ops.matmul import choices
+from ggjit.ops.matmul.repack import codes
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 
 pytestmark = pytest.mark.skipif(not repack.LAYOUTS, reason=f"no layout for {isa.ISA}")
@@ -427,7 +429,7 @@ def test_every_processors_tiles_of_columns_give_the_same_bytes(type, monkeypatch
 @pytest.mark.parametrize("type", ONE_OF_EACH[1:], ids=repr)
 def test_tiles_of_every_shape_give_the_same_bytes(type, monkeypatch):
     """Also those that no rule asks for: columns in turn over two groups, unpacked rows without a prefetch."""
-    m, k, parts = 5 * repack.unit(type)[1], 3 * k_of(type), repack_codes.FORMATS[type].n_parts > 1
+    m, k, parts = 5 * repack.unit(type)[1], 3 * k_of(type), codes.FORMATS[type].n_parts > 1
     w, _, ctx = matrix(type, k, m)
     y = gg.mul_mat(w, gg.from_numpy(ctx, np.random.default_rng().standard_normal((5, k)).astype(np.float32)))
     plan = planned(y)
@@ -435,8 +437,8 @@ def test_tiles_of_every_shape_give_the_same_bytes(type, monkeypatch):
     want = plan.numpy(y)
     for how in (dict(n_groups=2, in_turn=True), dict(n_groups=2, unpacks=parts, n_lines=1),
                 dict(n_groups=1, in_turn=True, unpacks=parts)):
-        shape = repack_codes._Shape(**{"n_columns": 3, "narrower": True, "prefetch": "near", **how})
-        monkeypatch.setattr(repack_codes, "_shape", lambda *args, shape=shape: shape)
+        shape = codes._Shape(**{"n_columns": 3, "narrower": True, "prefetch": "near", **how})
+        monkeypatch.setattr(codes, "_shape", lambda *args, shape=shape: shape)
         plan = planned(y)
         assert str(shape) in plan.kernels[0].name
         plan.compute()

@@ -28,6 +28,16 @@ def test_ctrl_c_stops_within_a_fifth_of_a_second(n_threads):
     plan.compute()
 
 
+def test_ctrl_c_stops_inside_a_chunk_of_dear_rows():
+    """Rows of megabytes of work each: a chunk of them takes seconds."""
+    x = gg.from_numpy(gg.Context(), array(400, 220, 220))
+    y = gg.pool_2d(x, 1, 120, 120, 1, 1, 0, 0)
+    plan = planned(y, n_threads=1)
+    with interrupted(0.1) as spent:
+        plan.compute()
+    assert spent.seconds < 0.2 and spent.wall_seconds < 3
+
+
 def test_other_signal_handlers_run_during_a_compute():
     _, y = slow_graph()
     plan, seen = planned(y, n_threads=2), []

@@ -12,9 +12,10 @@ import ggjit as gg
 from ggjit.cpu import sharing, tuning
 from ggjit.ops.core.settings import TILE_ROWS
 from ggjit.ops.core.traits import traits_of
-from ggjit.ops.matmul import choices, repack
+from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.choices import AHEAD, NEAR, ONE_ROW, PLAIN, Choice, RowTile, candidates
 from ggjit.ops.matmul.mul_mat import CACHED_NBYTES
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa, measured
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN
 from ggjit.tools.command.main import main

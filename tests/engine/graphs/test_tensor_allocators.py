@@ -10,7 +10,8 @@ from helpers import devices
 from helpers.placed import CPU, array
 
 import ggjit as gg
-from ggjit.alloc import legacy, tensor_alloc
+from ggjit.alloc.ggml import bump
+from ggjit.alloc.ggml.legacy import graph_alloc_2023, tensor_alloc
 
 
 def leaves(*sizes):
@@ -321,7 +322,7 @@ def test_there_is_one_of_each():
     assert gg.alloc.Allocr is gg.Allocr and gg.alloc.TensorAllocator is gg.TensorAllocator
     assert {"Allocr", "TensorAllocator", "plan_offsets"} <= set(dir(gg.alloc))
     assert not {"Allocr", "TensorAllocator"} & set(vars(gg.alloc)), "no name is set from outside"
-    for module in (tensor_alloc, legacy):
+    for module in (bump, tensor_alloc, graph_alloc_2023):
         assert not [n for n in vars(module) if n in ("Allocr", "TensorAllocator") or n.startswith("from_")]
     with pytest.raises(AttributeError, match="has no attribute 'allocr'"):
         gg.alloc.allocr()

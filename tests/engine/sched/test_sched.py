@@ -8,7 +8,7 @@ from helpers import devices
 from helpers.schedulers import alone, fill, llama_like, two_layers, weight, world
 
 import ggjit as gg
-from ggjit.alloc.problem import GraphError
+from ggjit.alloc.ggml.problem import GraphError
 from ggjit.core.table import TABLE
 from ggjit.ops.core.record import OP
 

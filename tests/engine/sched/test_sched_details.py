@@ -378,3 +378,12 @@ def test_every_node_has_a_backend_that_reaches_its_sources_A13_15(rules):
                 assert reads[b, buft if buft >= 0 else sched.support.buft_of[at]], (seed, i, j)
                 checked += 1
     assert checked > 100
+
+
+def test_a_node_without_elements_is_supported_everywhere():
+    """No kernel is asked for: a product without columns has none to choose."""
+    ctx, x = gg.Context(), RNG.standard_normal((3, 64), np.float32)
+    w, a = gg.from_numpy(ctx, RNG.standard_normal((8, 64), np.float32)), gg.from_numpy(ctx, x)
+    y, z = gg.mul_mat(w, gg.view_2d(a, 64, 0, a.nb[1], 0)), gg.scale(a, 2.0)
+    got = gg.Scheduler([gg.init_backend("CPU"), gg.init_backend("CPU")]).compute_and_read(gg.Graph(y, z), y, z)
+    assert got[0].shape == (0, 8) and np.array_equal(got[1], 2 * x)

@@ -11,7 +11,8 @@ from ggjit.cpu.tuning import all_kept, tunable
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.traits import all_traits
-from ggjit.ops.matmul import choices, repack
+from ggjit.ops.matmul import choices
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 from ggjit.ops.native.kernel_pack import SHIPPED
 from ggjit.ops.types.shared.dot import OWN

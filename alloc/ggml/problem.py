@@ -1,0 +1,272 @@
+"""One graph in dense columns, checked, and ggml's own plan of it: what every planner starts from.
+
+    table + ids --localize--> dense columns --alias_*--> events over allocations --replay--> ggml's offsets
+                --resolve--> the place of every tensor
+"""
+import dataclasses
+
+import numpy as np
+
+from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml.alias import CAUSE_TEXT, IN_PLACE, MODERN, THROUGH_VIEWS, alias_modern
+from ggjit.alloc.ggml.free_list import UNBOUNDED, new_states
+from ggjit.alloc.ggml.localize import localize
+from ggjit.alloc.ggml.placement import P_ROWS, chunk_sizes, replay, resolve
+from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
+from ggjit.ops.core.record import OP, T_WORDS
+from ggjit.ops.core.whole_numbers import is_whole
+
+N_OPS = len(OP)
+
+
+def op_set(*ops):
+    """Bool array indexed by op number."""
+    out = np.zeros(N_OPS, np.uint8)
+    out[[int(op) for op in ops]] = 1
+    return out
+
+
+# ggml_op_can_inplace (row A10.04): 15 ops in 2023, 21 in current ggml
+IN_PLACE_2023 = op_set(OP.SCALE, OP.DIAG_MASK_ZERO, OP.DIAG_MASK_INF, OP.ADD, OP.ADD1, OP.SUB, OP.MUL, OP.DIV, OP.SQR,
+                       OP.SQRT, OP.LOG, OP.UNARY, OP.ROPE, OP.RMS_NORM, OP.SOFT_MAX)
+IN_PLACE_OPS = IN_PLACE_2023 | op_set(OP.FILL, OP.ADD_ID, OP.ROPE_BACK, OP.SILU_BACK, OP.RMS_NORM_BACK,
+                                      OP.SOFT_MAX_BACK)
+
+
+class GraphError(ShapeError):
+    """A graph that cannot be planned: a cycle, a foreign tensor, a tensor named twice."""
+
+
+@dataclasses.dataclass(slots=True)
+class GraphPlan:
+    """Placement of a graph's tensors.  Arrays are int64; node_* in node order, leaf_* in leaf order.
+
+    buffer  index of the buffer, -1: the tensor has memory of its own (weights, caches)
+    chunk   number of the chunk inside the buffer
+    offs    bytes from the chunk's start; a view's is its source's plus view_offs
+    size    bytes planned for the tensor itself, padded; 0 for views and external tensors (ggml's size_max)
+    root    table id of the tensor whose memory it is: itself, the reused parent, or the viewed tensor
+    alloc   row of the allocation arrays, -1
+    """
+    planner: str
+    rule: str                       # aliasing rule of the returned plan: "modern", "views", "2023"
+    n_steps: int
+    node_buffer: np.ndarray
+    node_chunk: np.ndarray
+    node_offs: np.ndarray
+    node_size: np.ndarray
+    node_root: np.ndarray
+    node_alloc: np.ndarray
+    leaf_buffer: np.ndarray
+    leaf_chunk: np.ndarray
+    leaf_offs: np.ndarray
+    leaf_size: np.ndarray
+    leaf_root: np.ndarray
+    leaf_alloc: np.ndarray
+    cause: np.ndarray               # per node, a number into CAUSE_TEXT
+    cause_src: np.ndarray           # per node, table id of the source the cause speaks of, -1
+    a_id: np.ndarray                # allocations: table id of the first tensor in it
+    a_lo: np.ndarray                # first step it is live
+    a_hi: np.ndarray                # first step it is dead
+    a_size: np.ndarray              # bytes, padded
+    a_buffer: np.ndarray
+    a_chunk: np.ndarray
+    a_offs: np.ndarray
+    events: np.ndarray              # (n, 4): kind (0 take, 1 give back, 2 trim), allocation, bytes, step
+    chunk_sizes: list               # per buffer: bytes of each chunk
+    ggml_peak: int                  # what ggml's own planner needs, bytes
+    how: str = "ggml"               # what found the offsets
+    seconds: float = 0.0
+
+    @property
+    def lower_bounds(self):
+        """Per buffer: most live bytes at any step."""
+        return [_most_live(self.events, self.a_size, self.a_buffer == b) for b in range(len(self.chunk_sizes))]
+
+    @property
+    def peak(self):
+        """Bytes of all chunks of all buffers."""
+        return sum(map(sum, self.chunk_sizes))
+
+    @property
+    def lower_bound(self):
+        """Bytes no plan of this node order and aliasing can go below."""
+        return sum(self.lower_bounds)
+
+    def why_not_in_place(self, i):
+        """(text, id of the source it speaks of or -1) for node i."""
+        return CAUSE_TEXT[self.cause[i]], int(self.cause_src[i])
+
+    @property
+    def n_in_place(self):
+        return int((self.cause == IN_PLACE).sum())
+
+    def live(self, buffer=None):
+        """Live bytes at every step, (n_steps,)."""
+        keep = slice(None) if buffer is None else self.a_buffer == buffer
+        return live_bytes(self.a_lo[keep], self.a_hi[keep], self.a_size[keep], self.n_steps)
+
+
+def check_ids(name, a):
+    """A 1-D int64 array.  Errors: ParamError, ShapeError."""
+    a = np.asarray(a)
+    if a.size and a.dtype.kind not in "iu":
+        raise ParamError(f"{name}: expected integers, got {a.dtype}")
+    a = np.ascontiguousarray(a, np.int64)
+    if a.ndim != 1:
+        raise ShapeError(f"{name}: expected a 1-D array of tensor ids, got shape {a.shape}")
+    return a
+
+
+def _sizes(name, a, n):
+    a = np.ascontiguousarray(a, np.int64)
+    if a.shape != (n,):
+        raise ShapeError(f"{name}: expected {n} sizes, one per tensor, got shape {a.shape}")
+    if n and int(a.min()) < 0:
+        i = int(a.argmin())
+        raise ShapeError(f"{name}[{i}] = {int(a[i])}: sizes are bytes and cannot be negative")
+    return a
+
+
+def check_alignment(alignment):
+    """int, or ParamError unless a power of two."""
+    if not is_whole(alignment, 1, 1 << 40) or alignment & (alignment - 1):
+        raise ParamError(f"alignment {alignment!r}: expected a power of two")
+    return int(alignment)
+
+
+def check_time_limit(seconds):
+    """ParamError unless a number of seconds, 0 or more."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.floating) or not seconds >= 0:
+        raise ParamError(f"time_limit {seconds!r}: expected seconds >= 0")
+
+
+def check_total(sizes, alignment, what):
+    """ShapeError when the padded sizes cannot be summed in 62 bits (ggml would wrap around)."""
+    n = len(sizes)
+    if n * (int(sizes.max(initial=0)) + alignment) < UNBOUNDED:
+        return
+    total = sum(sizes.tolist()) + n * alignment
+    if total >= UNBOUNDED:
+        raise ShapeError(f"{what}: {total} bytes in all overflow the 62-bit address space; check the shapes")
+
+
+# status of a pass -> error and text; {a}, {b}: the ids it left, {at}: a position in parse_seq, {node}: an id
+_REFUSALS = {
+    col.DUPLICATE: (GraphError, "tensor {a} is in the graph twice; nodes and leafs are sets"),
+    col.BAD_ID: (IndexRangeError, "tensor {a} refers to id {b}, the table has rows 0..{last_row}"),
+    col.FOREIGN_SRC: (GraphError, "tensor {a} needs tensor {b}, which is neither in the graph nor placed; "
+                                   "add it to the graph or allocate it first"),
+    col.UNORDERED: (GraphError, "node {a} needs tensor {b}, which is computed after it: "
+                                 "the graph is cyclic or not in execution order"),
+    col.VIEW_CYCLE: (GraphError, "tensor {a} is a view of itself through a chain of views"),
+    col.BAD_BUFFER: (IndexRangeError, "tensor {a} asks for a buffer outside 0..{last_buffer}"),
+    col.BAD_SEQ: (GraphError, "parse_seq[{at}] names no node of the graph, or one a second time"),
+    col.NO_DATA: (GraphError, "a view in node {node} comes before its source has memory; check parse_seq"),
+}
+
+
+class Problem:
+    """One graph in dense columns, checked; the passes run on `ws`."""
+
+    def __init__(self, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers, in_place, own=None,
+                 outputs=()):
+        node_ids, leaf_ids = check_ids("node_ids", node_ids), check_ids("leaf_ids", leaf_ids)
+        if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != T_WORDS or not table.flags.c_contiguous:
+            raise ShapeError(f"table: expected a C-contiguous int64 matrix of {T_WORDS} columns, got "
+                             f"{table.dtype} {table.shape}")
+        self.table, self.n_rows = table, len(table)
+        self.n_nodes, self.m = len(node_ids), len(node_ids) + len(leaf_ids)
+        self.n_buffers = len(alignments)
+        self.alignments = np.array(alignments, np.int64)
+        m = self.m
+        self.ws = col.new_work(m)
+        ids, size, buft = self.col(col.ID), self.col(col.SIZE), self.col(col.BUFT)
+        ids[:self.n_nodes], ids[self.n_nodes:] = node_ids, leaf_ids
+        size[:self.n_nodes] = _sizes("node sizes", sizes[0], self.n_nodes)
+        size[self.n_nodes:] = _sizes("leaf sizes", sizes[1], m - self.n_nodes)
+        check_total(size, max(alignments), "graph")
+        buft[:self.n_nodes] = 0 if node_buffers is None else node_buffers
+        buft[self.n_nodes:] = 0 if leaf_buffers is None else leaf_buffers
+        info = np.zeros(3, np.int64)
+        own = 0 if own is None else np.ascontiguousarray(own, np.int64)
+        outputs = check_ids("outputs", outputs)
+        self.raise_for(localize(table, self.n_rows, self.ws, m, self.n_nodes, in_place, len(in_place), self.n_buffers,
+                             own, outputs, len(outputs), info), info)
+
+    def col(self, k):
+        return col.column(self.ws, self.m, k)
+
+    def alloc_col(self, k):
+        return col.column(self.ws, self.m, k)[:self.n_alloc].copy()
+
+    def raise_for(self, status, info):
+        """The typed error of a pass that did not end with OK; info: what it left."""
+        if status != col.OK:
+            error, text = _REFUSALS[status]
+            a, b, at = info.tolist()
+            node = int(self.col(col.ID)[at]) if status == col.NO_DATA else None       # else `at` may be anywhere
+            raise error(text.format(a=a, b=b, at=at, node=node, last_row=self.n_rows - 1,
+                                    last_buffer=self.n_buffers - 1))
+
+    def alias(self, rule):
+        """Run the modern aliasing pass on fresh columns (localize left the counters at zero)."""
+        counts = np.zeros(3, np.int64)
+        self.raise_for(alias_modern(self.table, self.n_rows, self.ws, self.m, self.n_nodes, rule, self.alignments,
+                                 self.n_buffers, counts), counts)
+        self.n_alloc, self.n_events, self.n_steps = int(counts[0]), int(counts[1]), max(self.n_nodes, 1)
+
+    def replay(self, states, words):
+        """ggml's free list; raises OutOfMemory when an allocator is bounded and too small (A9.13)."""
+        info = np.zeros(1, np.int64)
+        if replay(self.ws, self.m, self.n_events, states, words, self.n_buffers, info) != col.OK:
+            a = int(info[0])
+            i = int(self.col(col.A_FIRST)[a])
+            raise OutOfMemory(f"not enough space in the buffer: tensor {int(self.col(col.ID)[i])} needs "
+                              f"{int(self.col(col.A_SIZE)[a])} bytes; give a larger buffer or measure first")
+
+    def plan(self, planner, rule, sizes, ggml_peak=None):
+        """Columns -> GraphPlan."""
+        m, n = self.m, self.n_nodes
+        tensors = np.empty((P_ROWS, m), np.int64)
+        resolve(self.table, self.n_rows, self.ws, m, int(rule == "2023"), self.alignments, self.n_buffers, tensors)
+        fields = {f"{side}_{name}": row[part] for side, part in (("node", slice(0, n)), ("leaf", slice(n, m)))
+                  for name, row in zip(("buffer", "chunk", "offs", "size", "alloc", "root"), tensors, strict=True)}
+        ids, cause_src = self.col(col.ID), self.col(col.CAUSE_SRC)[:n]
+        allocations = {name: self.alloc_col(k) for name, k in (
+            ("a_lo", col.A_LO), ("a_hi", col.A_HI), ("a_size", col.A_SIZE), ("a_buffer", col.A_BUFT),
+            ("a_chunk", col.A_CHUNK), ("a_offs", col.A_OFFS))}
+        events = col.column(self.ws, m, col.EV, 12)[:4 * self.n_events].reshape(-1, 4).copy()
+        return GraphPlan(
+            planner=planner, rule=rule, n_steps=self.n_steps, **fields, **allocations,
+            cause=self.col(col.CAUSE)[:n].copy(), cause_src=np.where(cause_src >= 0, ids[cause_src], -1),
+            a_id=ids[self.alloc_col(col.A_FIRST)], events=events, chunk_sizes=sizes,
+            ggml_peak=sum(map(sum, sizes)) if ggml_peak is None else ggml_peak)
+
+
+def live_bytes(lo, hi, size, n_steps):
+    """Bytes live at each of n_steps steps."""
+    d = np.zeros(n_steps + 1, np.int64)
+    np.add.at(d, np.minimum(lo, n_steps), size)
+    np.subtract.at(d, np.minimum(hi, n_steps), size)
+    return np.cumsum(d)[:n_steps]
+
+
+def _most_live(events, a_size, keep):
+    """Most bytes live at once among the allocations in `keep`, trims counted."""
+    ev = events[keep[events[:, 1]]]
+    kind, a, nbytes = ev[:, 0], ev[:, 1], ev[:, 2]
+    delta = np.where(kind == col.EV_ALLOC, nbytes, -nbytes)
+    left = {}
+    for k in np.flatnonzero(kind == col.EV_TRIM):          # rare: nbytes is what stays
+        before = left.get(a[k], a_size[a[k]])
+        delta[k], left[a[k]] = nbytes[k] - before, nbytes[k]
+    return int(np.cumsum(delta).max(initial=0))
+
+
+def ggml_plan(p, planner, limits, rule=MODERN):
+    """Plan of a fresh Problem by ggml's own free list."""
+    p.alias(rule)
+    states, words = new_states(p.n_buffers, p.m + 2, limits)
+    p.replay(states, words)
+    return p.plan(planner, "views" if rule == THROUGH_VIEWS else "modern", chunk_sizes(states, words, p.n_buffers))

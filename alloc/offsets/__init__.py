@@ -1,0 +1,12 @@
+"""Lower offsets: buffers with lifetimes and sizes, laid as low as time allows.  No graph is known here.
+
+    sections    live bytes, maximal live sets, the bound
+    greedy      first fit in fixed orders, and the free canonical descent
+    search      canonical search: complete; crowded: the moments near the bound first
+    tiling      search for problems whose sections are full
+    repair      local search
+    planners    `plan_offsets`: these by turns
+    chunked     the same where buffers have a largest size
+
+Read in this order.
+"""

@@ -1,0 +1,74 @@
+"""Crowded stretches first: layouts of many short buffers, where few moments are near the bound.
+
+    bytes      ___                       1  moments above a share of the goal, with every buffer that touches one: where
+    goal  - - | 1 | - - -  ___  - - -       no such buffer crosses, one stretch ends and another may begin
+    share -  _|   |_ - - -| 2 | - - -    2  each stretch by itself, by the canonical search
+          __|       |_____|   |_____     3  the rest by first fit, into what is left around them
+
+The search of the whole decides by offset, at all times at once: what went wrong at one moment is found again only
+after all others.  A stretch has some hundred buffers and most often needs no step back.  Between the stretches there
+is room, which first fit may waste.
+"""
+import numpy as np
+
+from ggjit.alloc.offsets import greedy
+from ggjit.alloc.offsets.search import FOUND, RULES, CanonicalSearch
+from ggjit.alloc.offsets.sections import Instance
+
+SHARES = (0.75, 0.8, 0.85, 0.9, 0.95)   # of the goal, from which on a moment is crowded: the next where a search fails
+MANY = 512                      # buffers from which on it pays to look for stretches
+MOST = 1000                     # buffers of a stretch that is searched as one
+NODES = 4                       # of a search, per buffer
+
+
+def stretches(inst, least):
+    """[buffers of a stretch] whose sections of more than `least` bytes no buffer joins."""
+    crowded = np.concatenate([[0], np.cumsum(inst.totals > least)])
+    touch = np.flatnonzero(crowded[inst.shi] > crowded[inst.slo])
+    crossed = np.zeros(inst.ns + 1, np.int64)               # by buffers, border before each section
+    np.add.at(crossed, inst.slo[touch] + 1, 1)
+    np.subtract.at(crossed, inst.shi[touch], 1)
+    number = np.cumsum(np.cumsum(crossed) == 0)[inst.slo[touch]]
+    touch, number = (x[np.argsort(number, kind="stable")] for x in (touch, number))
+    return np.split(touch, np.flatnonzero(np.diff(number)) + 1) if len(touch) else []
+
+
+def _part(inst, ids):
+    return Instance(inst.slo[ids], inst.shi[ids], inst.size[ids])
+
+
+def _solve(inst, cap, max_nodes, stop):
+    """(offsets within cap or None, search nodes) of one stretch."""
+    found, nodes = CanonicalSearch(inst, stop), 0
+    for name, rule in RULES.items() if found.possible else ():
+        if nodes >= max_nodes:
+            break
+        out = found.solve(cap, greedy.rank(inst, name), min(NODES * inst.n, max_nodes - nodes), rule, stop)
+        nodes += out.nodes
+        if out.status == FOUND:
+            return out.offsets, nodes
+    return None, nodes
+
+
+def crowded_first(inst, cap, limit, stop=greedy.NEVER, max_nodes=1 << 60):
+    """(peak, offsets, search nodes) of a layout meant to end within cap bytes; (limit, None, nodes): none below limit.
+
+    stop: a word, set when time is up; max_nodes: nodes after which no stretch is searched."""
+    off, placed, nodes = np.zeros(inst.n, np.int64), np.zeros(inst.n, bool), 0
+    todo = [(np.arange(inst.n), 0)] if inst.n >= MANY else []
+    while todo and stop[0] == 0:
+        ids, k = todo.pop()
+        for part in stretches(_part(inst, ids), SHARES[k] * cap):
+            part, found = ids[part], None
+            if len(part) <= MOST and nodes < max_nodes:
+                found, n = _solve(_part(inst, part), cap, max_nodes - nodes, stop)
+                nodes += n
+            if found is not None:
+                off[part], placed[part] = found, True
+            elif k + 1 < len(SHARES):
+                todo.append((part, k + 1))
+    if not placed.any() or stop[0] != 0:
+        return limit, None, nodes
+    peak = greedy.first_fit_around(inst, np.flatnonzero(placed), greedy.order(inst, "size*sqrt(width)"), off, limit,
+                                   stop)
+    return (peak, off, nodes) if peak < limit else (limit, None, nodes)

@@ -1,0 +1,332 @@
+"""Search for a layout that wastes next to nothing: where nearly every section is full, buffers tile the memory.
+
+What is placed has a front, the lowest free address of every section.  A valley of the front is a run of sections at
+one level between higher neighbours.  The first free byte at either end of a valley is covered by a buffer that begins
+(or ends) exactly there and fits into the valley, or by nothing at all, for which its section must have bytes to spare:
+
+    ____
+        |         ____      c begins where the valley begins, a choice for its left end; b ends where it ends, one for
+        |ccc  bbbb|         its right end.  Where an end stays free, the front is lifted there to the next level at
+        ^         ^         which something can lie: a neighbour, or the top of what still fits beside it.
+
+The end with the fewest choices is decided first; one without any ends the branch.  A border that no unplaced buffer
+crosses makes two parts that are searched apart.  What is left to place fixes the front, so a part that failed is known
+by its unplaced buffers and spare bytes, and is not searched again.  Tries end after few nodes and begin anew in another
+random order, for most of their length is decided by their first choices.
+
+The search visits every layout in which no buffer can sink, so it misses none but for two parts with one 64-bit key.
+It complements `ggjit.alloc.offsets.search`, which is at its best where the sections are not full.
+"""
+import numpy as np
+
+from ggjit.alloc.offsets.greedy import NEVER
+from ggjit.ops.native.jit import exact, native
+from ggjit.ops.native.records import JitRecord, row
+
+MAX_BUFFERS = 4096              # a node looks at every section of its part
+MAX_SPARE = 1 / 4               # of all bytes of all sections: with more to spare, other searches do better
+TRY_NODES, GROWTH, TRIES = 2000, 1.5, 64        # nodes of a try, that grow so after so many tries
+NOISE = 1.5                     # of a buffer's preference, in units of the logarithm of its area
+FLUSH = 2.0                     # preference, in the same units, for a top that ends level with a neighbour
+N_KEYS = 1 << 16                # failed parts that are remembered, a power of two
+FOUND, NODE_LIMIT, EXHAUSTED = 1, -1, 0
+GO_ON = 2                       # no status yet
+MANY = np.int64(1) << np.int64(40)              # more choices than any end has
+LIFT, NONE = -1, -2             # moves that place no buffer: the front is lifted at an end; nothing was done yet
+
+# one decision, about the end at `side` (0 left, 1 right) of the valley [p, q) of the part [lo, hi): its choices are
+# choice[first:last], the next one at `at`; move: the one made, which takes nbytes; key: of the part; done: of the parts
+# below, the last that was opened
+FRAME = row("parent", "lo", "hi", "done", "p", "q", "side", "first", "last", "at", "move", "nbytes", "key")
+TILING = JitRecord(
+    "TilingRecord",
+    n="i64", ns="i64", cap="i64", lower="i64[n]", upper="i64[n]", size="i64[n]",
+    begin_ptr="i64[ns + 2]", begin="i64[n]", end_ptr="i64[ns + 2]", end="i64[n]",   # by section, equals together
+    liking="f64[n]", buffer_key="i64[n]", section_key="i64[ns]",    # preferences; random words
+    failed=f"i64[{N_KEYS}]",                                        # keys of parts, kept between tries
+    node_limit="i64", stop="i64[1]", offset="i64[n]",
+    front="i64[ns] = 0", spare="i64[ns]",                           # lowest free address; bytes that may stay unused
+    crossing="i64[ns + 1] = 0", placed="i64[n] = 0",                # unplaced buffers across a border
+    key_of="i64[ns] = 0",                       # what a part is known by: its unplaced buffers and its spare bytes
+    counted="i64[2 * ns + 2] = -1", n_choices="i64[2 * ns + 2] = 0",        # by end, see _narrowest_choice
+    max_frames="i64", frame=(FRAME, "max_frames"),
+    max_choices="i64", choice="i64[max_choices + 2 * n]", score="f64[max_choices + 2 * n]",
+    valley=row("p", "q", "side"),                                   # the end with the fewest choices
+    count=row("top", "nodes"))
+tiling_at = TILING.at
+
+
+# ---------------------------------------------------------------- what may lie at an end
+@exact
+def _level_above(s, p, q, side, lo, hi, enough):
+    """Bytes to the next level at which something may lie at one end of the valley [p, q) of the part [lo, hi); any
+    number <= enough where there is one."""
+    here = s.front[p]
+    up = s.cap - here
+    if p > lo:
+        up = min(up, s.front[p - 1] - here)
+    if q < hi:
+        up = min(up, s.front[q] - here)
+    first, last = (p, q - 1) if side == 1 else (p + 1, q)
+    for x in range(first, last):
+        if up <= enough:
+            break
+        for k in range(s.begin_ptr[x], s.begin_ptr[x + 1]):
+            i = s.begin[k]
+            if s.placed[i] == 0 and s.upper[i] <= last:
+                up = min(up, s.size[i])
+    return up
+
+
+@exact
+def _choices(s, p, q, side, n):
+    """Write the buffers that fit into the valley [p, q) from its left or right end to choice[n:]; the new n.  One of
+    equals."""
+    first, last = (s.end_ptr[q], s.end_ptr[q + 1]) if side == 1 else (s.begin_ptr[p], s.begin_ptr[p + 1])
+    before = np.int64(-1)
+    for k in range(first, last):
+        i = s.end[k] if side == 1 else s.begin[k]
+        if s.placed[i] != 0 or s.lower[i] < p or s.upper[i] > q:
+            continue
+        if before >= 0 and s.lower[i] == s.lower[before] and s.upper[i] == s.upper[before] \
+                and s.size[i] == s.size[before]:
+            continue
+        before = i
+        s.choice[n] = i
+        n += 1
+    return n
+
+
+@exact
+def _narrowest_choice(s, lo, hi, n):
+    """Choices of the end with the fewest in the part [lo, hi), short valleys first among equals; s.valley is where.
+    0: nothing can lie at one end; -1: the part is full.  Choices are written from n on.
+
+    counted, n_choices: per side and end, the other end of the valley whose choices were counted, and their number."""
+    least, v = MANY, s.valley
+    v.p, v.q, v.side = lo, lo, 0
+    p = lo
+    while p < hi:
+        q, here = p + 1, s.front[p]
+        while q < hi and s.front[q] == here:
+            q += 1
+        if here < s.cap and (p == lo or s.front[p - 1] > here) and (q == hi or s.front[q] > here):
+            for side in range(2):
+                at, end, spared = (s.ns + 1 + q, p, s.spare[q - 1]) if side == 1 else (p, q, s.spare[p])
+                if s.counted[at] != end:
+                    s.counted[at] = end
+                    s.n_choices[at] = _choices(s, p, q, side, n) - n
+                m = s.n_choices[at]
+                if m <= least and spared > 0:
+                    m += spared >= _level_above(s, p, q, side, lo, hi, spared)
+                if m == 0 or m < least or (m == least and q - p < v.q - v.p):
+                    least = m
+                    v.p, v.q, v.side = p, q, side
+                if m == 0:
+                    return np.int64(0)
+        p = q
+    return least if least < MANY else np.int64(-1)
+
+
+@exact
+def _sort_choices(s, f):
+    """The choices of frame f, the likeliest first: by preference, more for a top that is level with a neighbour."""
+    p, q = s.frame[f].p, s.frame[f].q
+    here = s.front[p]
+    for k in range(s.frame[f].first, s.frame[f].last):
+        i = s.choice[k]
+        worth = s.liking[i]
+        if s.lower[i] == p and p > s.frame[f].lo and here + s.size[i] == s.front[p - 1]:
+            worth += FLUSH
+        if s.upper[i] == q and q < s.frame[f].hi and here + s.size[i] == s.front[q]:
+            worth += FLUSH
+        r = k
+        while r > s.frame[f].first and s.score[r - 1] < worth:
+            s.score[r], s.choice[r] = s.score[r - 1], s.choice[r - 1]
+            r -= 1
+        s.score[r], s.choice[r] = worth, i
+
+
+# ---------------------------------------------------------------- moves
+@exact
+def _spare_key(s, x):
+    """What the spare bytes of section x add to the key of its part."""
+    word = s.section_key[x] * (2 * s.spare[x] + 1)
+    return word ^ ((word >> np.int64(29)) & np.int64(0x7FFFFFFFF))
+
+
+@exact
+def _apply(s, f, sign):
+    """Make (sign 1) or take back (-1) the move of frame f; what was counted at the ends of its buffer holds no more."""
+    i, by = s.frame[f].move, sign * s.frame[f].nbytes
+    if i == LIFT:
+        end = s.frame[f].q - 1 if s.frame[f].side == 1 else s.frame[f].p
+        s.key_of[end] ^= _spare_key(s, end)
+        s.front[end] += by
+        s.spare[end] -= by
+        s.key_of[end] ^= _spare_key(s, end)
+    elif i >= 0:
+        s.key_of[s.lower[i]] ^= s.buffer_key[i]
+        s.placed[i] += sign
+        s.counted[s.lower[i]] = s.counted[s.ns + 1 + s.upper[i]] = -1
+        for x in range(s.lower[i], s.upper[i]):
+            s.front[x] += by
+        for x in range(s.lower[i] + 1, s.upper[i]):
+            s.crossing[x] -= sign
+
+
+@exact
+def _next_move(s, f):
+    """Take the next choice of frame f, of its parent where none is left, after all moves above it are taken back; the
+    frame that moved, or 0 when there is none."""
+    while True:
+        if f == 0:
+            return f
+        while s.count.top > f or s.frame[f].move != NONE:
+            top = s.count.top
+            _apply(s, top, -1)
+            s.frame[top].move = NONE
+            if top > f:
+                s.count.top = top - 1
+        if s.frame[f].at < s.frame[f].last:
+            break
+        key = s.frame[f].key
+        if key != 0:
+            s.failed[key & (N_KEYS - 1)] = key
+        f = s.frame[f].parent
+    r = s.frame[f]
+    i = s.choice[r.at]
+    r.at += 1
+    if i >= 0:
+        r.nbytes, s.offset[i] = s.size[i], s.front[r.p]
+    else:
+        r.nbytes = _level_above(s, r.p, r.q, r.side, r.lo, r.hi, 0)
+    r.move, r.done = i, 0
+    _apply(s, f, 1)
+    return f
+
+
+# ---------------------------------------------------------------- parts
+@exact
+def _next_part(s, f):
+    """Sections [lo, hi) of the next part of frame f, the shortest first; lo == hi where there is none.  Parts that are
+    full have fallen into single sections, which come before and are not taken twice."""
+    best, lo, end, done = np.int64(0), s.frame[f].lo, s.frame[f].hi, s.frame[f].done
+    for x in range(lo + 1, end + 1):
+        if x == end or s.crossing[x] == 0:
+            here = ((x - lo) << np.int64(32)) + lo
+            if here > done and (best == 0 or here < best):
+                best = here
+            lo = x
+    lo = best & 0xFFFFFFFF
+    s.frame[f].done = best if best else done
+    return lo, lo + (best >> np.int64(32))
+
+
+@exact
+def _open_part(s, parent, lo, hi, m):
+    """A frame for the end in s.valley, which has m choices; its parent where the part is known to fail."""
+    key, v = np.int64(0), s.valley
+    if m > 1:
+        for x in range(lo, hi):
+            key ^= s.key_of[x]
+    if m == 0 or m > 1 and s.failed[key & (N_KEYS - 1)] == key:
+        return parent
+    first = s.frame[s.count.top].last
+    s.count.top += 1
+    f = s.count.top
+    r = s.frame[f]
+    r.parent, r.lo, r.hi, r.p, r.q, r.side = parent, lo, hi, v.p, v.q, v.side
+    r.first, r.at, r.key, r.move = first, first, key, NONE
+    r.last = _choices(s, v.p, v.q, v.side, first)
+    _sort_choices(s, f)
+    if r.last - first < m:
+        s.choice[r.last] = LIFT
+        r.last += 1
+    return f
+
+
+@exact
+def _begin(s):
+    """Nothing placed; frame 0 stands for that."""
+    r = s.frame[0]
+    r.parent, r.lo, r.hi, r.done, r.move, r.first, r.last = -1, 0, s.ns, 0, NONE, 0, 0
+    for i in range(s.n):
+        s.key_of[s.lower[i]] ^= s.buffer_key[i]
+        for x in range(s.lower[i] + 1, s.upper[i]):
+            s.crossing[x] += 1
+    for x in range(s.ns):
+        s.key_of[x] ^= _spare_key(s, x)
+
+
+@native("i64(i64)")
+def tile(address):
+    """One try over a TILING record.  FOUND, with its offsets, NODE_LIMIT, or EXHAUSTED: there is no layout."""
+    s = tiling_at(address)
+    _begin(s)
+    parent = np.int64(0)
+    while True:
+        lo, hi = _next_part(s, parent)
+        while lo == hi and parent > 0:          # of the nearest ancestor that has one
+            parent = s.frame[parent].parent
+            lo, hi = _next_part(s, parent)
+        if lo == hi:
+            return FOUND
+        s.count.nodes += 1
+        first = s.frame[s.count.top].last
+        if s.count.nodes > s.node_limit or s.stop[0] != 0 or s.count.top + 1 == s.max_frames or first >= s.max_choices:
+            return NODE_LIMIT
+        m = _narrowest_choice(s, lo, hi, first)
+        if m < 0:
+            continue
+        parent = _next_move(s, _open_part(s, parent, lo, hi, m))
+        if parent == 0:
+            return EXHAUSTED
+
+
+KERNELS = (tile,)
+
+
+def _lists(at, order, ns):
+    """(ptr, ids): the buffers of `order` by their section `at`."""
+    ids = order[np.argsort(at[order], kind="stable")]
+    return np.searchsorted(at[ids], np.arange(ns + 2)).astype(np.int64), ids.astype(np.int64)
+
+
+class Tiling:
+    """The tries at one capacity: same instance, capacity and seed, same layout after as many nodes."""
+
+    def __init__(self, inst, cap, seed=0):
+        self.inst, self.cap = inst, int(cap)
+        self.spare = self.cap - inst.totals
+        self.exhausted = False                  # whether there is no layout
+        self.suits = inst.n <= MAX_BUFFERS and int(self.spare.min(initial=0)) >= 0 \
+            and self.spare.astype(float).sum() <= MAX_SPARE * self.cap * inst.ns
+        if not self.suits:
+            return
+        order = np.lexsort((inst.size, inst.shi, inst.slo))
+        self.begins, self.ends = (_lists(at, order, inst.ns) for at in (inst.slo, inst.shi))
+        self.rng = np.random.default_rng([seed, 1])
+        self.area = np.log1p(inst.size * (inst.hi - inst.lo).astype(float))
+        self.keys = self.rng.integers(-1 << 63, 1 << 63, inst.n + inst.ns, dtype=np.int64)
+        self.failed, self.n_tries, self.try_nodes = np.zeros(N_KEYS, np.int64), 0, float(TRY_NODES)
+
+    def run(self, n_nodes, stop=NEVER):
+        """(nodes taken, offsets or None): tries until so many nodes are spent or one fits."""
+        i, spent = self.inst, 0
+        while self.suits and not self.exhausted and spent < n_nodes and not stop[0]:
+            r = TILING.of(
+                n=i.n, ns=i.ns, cap=self.cap, lower=i.slo, upper=i.shi, size=i.size, spare=self.spare.copy(), stop=stop,
+                begin_ptr=self.begins[0], begin=self.begins[1], end_ptr=self.ends[0], end=self.ends[1],
+                liking=self.area + NOISE * self.rng.random(i.n), failed=self.failed,
+                buffer_key=self.keys[:i.n], section_key=self.keys[i.n:], max_frames=4 * i.n + 64,
+                max_choices=16 * i.n + 256, node_limit=min(int(self.try_nodes), n_nodes - spent))
+            status = tile(r.words)
+            spent += int(r.count["nodes"][0])
+            if status == FOUND:
+                return spent, r.offset
+            self.exhausted = status == EXHAUSTED
+            self.n_tries += 1
+            if self.n_tries % TRIES == 0:
+                self.try_nodes *= GROWTH
+        return spent, None

@@ -1,0 +1,280 @@
+"""Products with quantised weights whose rows are interleaved (ops/matmul/interleaved.py has the layout).
+
+A product needs no sums over lanes and no packing of weights: the scales of all rows are one load and one conversion,
+activations are broadcast from memory (lane_tile.py has the tile).  Few columns are one tile of L rows.  More columns
+are tiles of a few columns times two groups of L rows where that is a processor's rule (choices.py), else tiles like the
+first: then super-blocks are unpacked to bytes, a chunk of rows at a time, once for all columns.
+
+    panels of activations    column by column of a tile, block by block: tile 0 | tile 1 ...
+    loops                    a chunk of rows (second-level cache), tiles of columns (first-level cache), groups of rows
+
+Measured in benchmarks/repack.py.  AVX-512 with VNNI, and AVX2; k a multiple of the type's block, rows a multiple of L.
+Activations are rounded as ggml rounds them next to the type: codes of 8 bits with a scale for 32 (Q8_0) or 256 elements
+(Q8_K).  Every element of a result is summed in the order of k: results depend neither on threads nor on the number of
+columns, but where the integer tile takes over (`_shape`), whose order is its own.
+"""
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from ggjit.ops.core.record import OK
+from ggjit.ops.core.spec import Kernel
+from ggjit.ops.core.traits import module_of
+from ggjit.ops.core.types import F32
+from ggjit.ops.matmul import choices, mul_mat_tile
+from ggjit.ops.matmul.interleaved import FORMATS, LANES, unpacked
+from ggjit.ops.matmul.repack.lane_tile import column_nbytes, make_prepare, make_tile, make_unpack
+from ggjit.ops.matmul.tile_codes import code_tile
+from ggjit.ops.matmul.tile_float import float_tile
+from ggjit.ops.native import isa
+from ggjit.ops.native.jit import exact, inline, ir_function, native
+from ggjit.ops.native.lanes import i64, splat_const, transpose_ir, zero
+from ggjit.ops.native.mem import ld_i8, ld_i16, ld_i32, st_i8, st_i16, st_i32
+from ggjit.ops.native.node import DST, SRC0, SRC1, addr, barrier, chunk_rows, nb, ne, next_rows, next_rows2, work
+from ggjit.ops.native.simd import load_ir, shuffle_ir, store_ir, vec_ir
+from ggjit.ops.types.shared.dot import OWN
+
+ROWS = LANES
+CHUNK_NBYTES = 64 << 10             # of weights, where there are enough: [576 x 1536] Q4_0, two threads, 1.1 x (Zen 5)
+UNPACKED_NBYTES = 384 << 10         # of unpacked weights a thread keeps in the second-level cache
+MAX_COLUMNS = 4                     # of AVX2
+
+
+# ---------------------------------------------------------------- the layout
+@exact
+def _copy(to, here, width, flip):
+    if width == 4:
+        st_i32(to, ld_i32(here) ^ flip)
+    elif width == 2:
+        st_i16(to, ld_i16(here))
+    else:
+        st_i8(to, ld_i8(here))
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def move_rows(file, repacked, n_blocks, m, block_nbytes, runs, n_runs, flip, into):
+    """Blocks of m rows in the file's order -> interleaved, or back (into 0).  runs: (width, offset, count) as int32."""
+    for row in range(m):
+        group, lane = repacked + row // ROWS * (n_blocks * block_nbytes * ROWS), row % ROWS
+        for i in range(n_blocks):
+            here, run = file + (row * n_blocks + i) * block_nbytes, group + i * block_nbytes * ROWS
+            for r in range(n_runs):
+                width, offs, count = ld_i32(runs + 12 * r), ld_i32(runs + 12 * r + 4), ld_i32(runs + 12 * r + 8)
+                x = flip if width == 4 else 0
+                for c in range(count):
+                    field, slot = here + offs + width * c, run + width * (ROWS * c + lane)
+                    if into:
+                        _copy(slot, field, width, x)
+                    else:
+                        _copy(field, slot, width, x)
+                run += width * ROWS * count
+    return 0
+
+
+@functools.cache
+def _runs(type):
+    return np.array(FORMATS[type].runs, np.int32)
+
+
+def _flip(format):
+    """The xor of a word, as int32."""
+    return int.from_bytes(bytes([format.flip] * 4), "little", signed=True)
+
+
+def _move(type, file, repacked, k, m, into):
+    runs = _runs(type)
+    move_rows(file, repacked, k // type.block, m, type.nbytes, runs, len(runs), _flip(FORMATS[type]), into)
+
+
+def pack_rows(type, file, repacked, k, m):
+    """m rows of the file's blocks (m a multiple of ROWS) -> the layout."""
+    _move(type, file, repacked, k, m, 1)
+
+
+def unpack_rows(type, file, repacked, k, m):
+    """The layout -> m rows of the file's blocks."""
+    _move(type, file, repacked, k, m, 0)
+
+
+# ---------------------------------------------------------------- rows as they are in a file
+def make_rows_of(format):
+    """jitted (a, k, first, rows, dst): the file's rows `first` ... of the interleaved matrix at a."""
+    nbytes, elements = format.type.nbytes, format.type.block
+
+    @ir_function
+    def rows_of_block(b, block, dst, row_nbytes):                   # words are transposed L x L at a time
+        to = [b.add(dst, b.mul(row_nbytes, i64(r))) for r in range(LANES)]
+        for (width, offs, count), start in zip(format.runs, format.starts, strict=True):
+            for first in range(0, count, LANES):
+                n = min(LANES, count - first)
+                fields = [load_ir(b, b.add(block, i64(start + width * LANES * (first + f))),
+                                  vec_ir(f"i{8 * width}", LANES)) for f in range(n)]
+                if format.flip and width == 4:
+                    fields = [b.xor(x, splat_const("i32", _flip(format), LANES)) for x in fields]
+                lines = transpose_ir(b, fields + [zero(f"i{8 * width}", LANES)] * (LANES - n))
+                for r, line in enumerate(lines):
+                    store_ir(b, shuffle_ir(b, line, line, range(n)), b.add(to[r], i64(offs + width * first)))
+
+    @inline
+    def rows_of(a, k, first, rows, dst):
+        n_blocks = k // elements
+        row_nbytes = n_blocks * nbytes
+        for r in range(0, rows, ROWS):
+            for i in range(n_blocks):
+                rows_of_block(a + (first + r) * row_nbytes + i * ROWS * nbytes, dst + r * row_nbytes + i * nbytes,
+                              row_nbytes)
+    return rows_of
+
+
+# ---------------------------------------------------------------- kernel
+class _Shape(NamedTuple):
+    """Of a product's tiles.  narrower: some have one column less; unpacks: codes are unpacked once for all columns."""
+    n_columns: int
+    narrower: bool
+    n_groups: int
+    prefetch: str
+    in_turn: bool = False
+    unpacks: bool = False
+    n_lines: int = 0
+
+    def __str__(self):
+        return (f"{self.n_columns}" + "-narrower" * self.narrower + f"x{self.n_groups}" * (self.n_groups > 1)
+                + f"-{self.prefetch}" * (self.prefetch != OWN) + "-in_turn" * self.in_turn + "-unpacks" * self.unpacks
+                + f"-prefetch{self.n_lines}" * (self.n_lines > 0))
+
+
+def _make(type, shape):
+    n_columns, narrower, n_groups, prefetch, in_turn, unpacks, n_lines = shape
+    format, y_nbytes, block = FORMATS[type], column_nbytes(FORMATS[type]), type.block
+    seen, unpack, prepare = unpacked(format) if unpacks else format, make_unpack(format), make_prepare(format)
+    nbytes, seen_nbytes, n_parts = format.nbytes, seen.nbytes, format.n_parts
+    wide = make_tile(seen, n_columns, n_groups, prefetch, in_turn, n_lines)
+    narrow = make_tile(seen, n_columns - 1, n_groups, prefetch, in_turn, n_lines) if narrower else wide
+
+    @inline
+    def multiply(n, w, y, n_blocks, dst, dst_stride, next_w):
+        if n == n_columns or not narrower:
+            wide(w, y, n_blocks, dst, dst_stride, next_w)
+        else:
+            narrow(w, y, n_blocks, dst, dst_stride, next_w)
+
+    @inline
+    def chunk_of(groups, n_blocks, nth):
+        """Groups that a thread takes at once."""
+        chunk = chunk_rows(groups, nth)
+        if n_lines > 1:                         # few tiles: a chunk is soon done, and the next one asked for meanwhile
+            return n_groups
+        if n_lines or unpacks:                  # unpacked rows have to fit their memory
+            chunk = min((groups + 2 * nth - 1) // (2 * nth), UNPACKED_NBYTES // (n_blocks * seen_nbytes))
+            return max(1, chunk // n_groups) * n_groups
+        chunk = max(chunk, min(CHUNK_NBYTES // (n_blocks * nbytes), groups // (2 * nth)))
+        return (chunk + n_groups - 1) // n_groups * n_groups
+
+    def kernel(node, ith, nth, sync):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        k, m, n, panels = ne(a, 0), ne(a, 1), ne(b, 1), work(node)
+        tiles, n_blocks, groups = (n + n_columns - 1) // n_columns, k // block, m // ROWS
+        column = n_blocks * y_nbytes
+        while True:
+            j = next_rows(node, ith, nth, sync, 1, n)
+            if j >= n:
+                break
+            t = ((j + 1) * tiles - 1) // n
+            first = n * t // tiles
+            prepare(addr(b) + j * nb(b, 1), k, panels + first * column, j - first, n * (t + 1) // tiles - first)
+        barrier(sync, nth)
+        chunk = chunk_of(groups, n_blocks, nth)
+        own = panels + (n * column + 63) // 64 * 64 + ith * chunk * n_blocks * seen_nbytes
+        while True:
+            start = next_rows2(node, ith, nth, sync, chunk, groups)
+            if start >= groups:
+                return OK
+            end, weights = min(groups, start + chunk), addr(a)
+            if unpacks:
+                low = min(start, groups - n_groups)
+                for g in range(low, end):
+                    unpack(weights + g * n_blocks * nbytes, n_blocks, own + (g - low) * n_blocks * seen_nbytes)
+                weights = own - low * n_blocks * seen_nbytes
+            for t in range(tiles):              # columns stay in the first-level cache, groups in the second
+                j = n * t // tiles
+                c = addr(d) + j * nb(d, 1)
+                for first in range(start, end, n_groups):
+                    g = min(first, groups - n_groups)           # the last tile may overlap: the same numbers, twice
+                    w = weights + g * n_blocks * seen_nbytes
+                    ahead = n_blocks * (t * n_lines * n_parts * 64)         # within the same rows of the next chunk
+                    next_w = addr(a) + (g + nth * chunk) * n_blocks * nbytes + ahead
+                    multiply(n * (t + 1) // tiles - j, w, panels + j * column, n_blocks, c + 4 * ROWS * g, nb(d, 1),
+                             next_w if ahead < n_groups * n_blocks * nbytes else w)
+    return kernel
+
+
+def _tile_product(a, b, format, n_threads):
+    """Many columns of super-blocks: their integer tile wins; strips of rows are brought into the file's order."""
+    tile, k, n = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1]), a.ne[0], b.ne[1]
+    own_nbytes = mul_mat_tile.private_nbytes(tile) + mul_mat_tile.MB * a.type.row_nbytes(k)
+    return Kernel(f"mul_mat-repacked-tile-{a.type.name}-{tile.columns}x{tile.kc}" + _tail_name(tile),
+                  lambda: mul_mat_tile.make_kernel(a.type, F32, tile, tile.rounds, False, make_rows_of(format)),
+                  2 * k * a.ne[1] * n / 400 + a.nbytes / 20,
+                  mul_mat_tile.panels_nbytes(tile, k, n) + n_threads * own_nbytes, (__name__, module_of(a.type)))
+
+
+def _tail_name(tile):
+    return f"-spread{tile.tail.spread}" + "-only" * tile.tail.only if tile.tail else ""
+
+
+def groups_of(type, n_columns, m):
+    """(groups of rows that a tile takes at once, how it prefetches).
+
+    One column may read several streams of memory faster than one (choices.py).  Intel Xeon, [2048 x 2048] from memory,
+    one thread, us with 1 / 4 groups: Q4_0 221 / 176, Q8_0 374 / 316, Q4_K 253 / 234, Q5_K 344 / 300.  With two columns
+    only Q8_0 gains.
+    """
+    groups, prefetch = choices.layout_tile(type)
+    return (groups if n_columns == 1 and m // ROWS >= groups else 1), prefetch
+
+
+def direct(format, n_columns):
+    """Do products of so many columns use the layout's tile?"""
+    return format.n_parts == 1 or n_columns <= (choices.RULE or choices.INTEL).direct
+
+
+def widest(format):
+    """(columns of the widest tile, whether they are multiplied in turn)."""
+    rule = choices.RULE or choices.INTEL
+    return (rule.columns[format.n_parts > 1], rule.in_turn) if isa.ISA == "avx512" else (MAX_COLUMNS, False)
+
+
+def columns_of_pairs(m):
+    """Columns of a tile over two groups of rows; None where that is no tile of the processor's, or of so few rows."""
+    return (choices.RULE or choices.INTEL).pairs if isa.ISA == "avx512" and m >= 2 * ROWS else None
+
+
+def _shape(type, m, n):
+    """The _Shape of n columns; None where these tiles are not the fastest."""
+    format, (most, in_turn) = FORMATS[type], widest(FORMATS[type])
+    pairs = columns_of_pairs(m) if n > most else None
+    if not (pairs or direct(format, n)):
+        return None
+    tiles = max(1, -(-n // (pairs or most)))
+    n_columns, narrower = max(1, -(-n // tiles)), n % tiles > 0         # 13 columns are 5 + 4 + 4, not 6 + 6 + 1
+    n_groups, prefetch = groups_of(type, n_columns, m)
+    if pairs:
+        lines = 2 * format.nbytes // (64 * format.n_parts)
+        n_lines = -(-lines // 3) if tiles < 5 else -(-lines // 5) if tiles < 9 else 1
+        return _Shape(n_columns, narrower, 2, prefetch, unpacks=format.n_parts > 1, n_lines=n_lines)
+    return _Shape(n_columns, narrower, n_groups, prefetch, in_turn)
+
+
+def product(a, b, n_threads):
+    """The Kernel of repacked weights a times float32 columns b."""
+    k, m, n, format = a.ne[0], a.ne[1], b.ne[1], FORMATS[a.type]
+    shape = _shape(a.type, m, n)
+    if shape is None:
+        return _tile_product(a, b, format, n_threads)
+    cost = 2 * k * m * n / 300 + a.type.row_nbytes(k) * m / 20
+    n_blocks, own_nbytes = k // a.type.block, 0
+    if shape.unpacks:
+        own_nbytes = max(UNPACKED_NBYTES, shape.n_groups * n_blocks * unpacked(format).nbytes)
+    return Kernel(f"mul_mat-repacked-{a.type.name}-{shape}", lambda: _make(a.type, shape), cost,
+                  n * n_blocks * column_nbytes(format) + 64 + n_threads * own_nbytes, (__name__, module_of(a.type)))
