@@ -22,10 +22,10 @@ DTYPES = {0: np.dtype("<f4"), 1: np.dtype("<i1"), 2: np.dtype("<i2"), 3: np.dtyp
 
 def read_ct2(path):
     """(spec, {name: array}) of a model.bin, aliases included.  Errors: BadFile."""
-    return _Cursor(map_file(path), path).read()
+    return Ct2Cursor(map_file(path), path).read()
 
 
-class _Cursor:
+class Ct2Cursor:
     def __init__(self, data, path):
         self.data, self.path, self.pos = data, path, 0
 

@@ -87,7 +87,7 @@ class WhisperFile(GGUFFile):
     def _load(self, data, source):
         self.path, self._data, self.parts, self.read_keys = source, data, (self,), set()
         self.version, self.alignment = 0, DEFAULT_ALIGNMENT
-        c = _Cursor(memoryview(data), source)
+        c = BinCursor(memoryview(data), source)
         if c.ints(1, "the magic number")[0] != GGML_MAGIC:
             c.fail(f"the file does not start with {GGML_MAGIC:#x}")
         h = dict(zip(HPARAMS, c.ints(len(HPARAMS), "the sizes"), strict=True))
@@ -159,7 +159,7 @@ class TokenBytes(Sequence):
         return "".join(map(CHAR_OF_BYTE.__getitem__, self.raw(range(len(self))[i])))
 
 
-class _Cursor:
+class BinCursor:
     """A position in the file that cannot leave it."""
 
     def __init__(self, data, source):

@@ -46,7 +46,7 @@ class Decoded:
         return len(raw) / len(zlib.compress(raw)) if raw else 0.0
 
 
-class Rules:
+class TokenRules:
     """Which tokens may follow, as an array of log probabilities."""
 
     def __init__(self, vocab, timestamps=True, suppressed=()):

@@ -195,7 +195,7 @@ class Speech:
         if not np.isfinite(window).all():
             raise ParamError("the spectrogram holds values that are no finite numbers")
         with self.network.lock:
-            self.network.holder = None
+            self.network.cache_owner = None
             return self.network.hear(window, 0, n).copy()
 
     @typed_call

@@ -9,13 +9,13 @@ A window is tried again at a higher temperature while its text repeats itself or
 model takes it for silence.  With Silero's stretches of speech, windows begin where somebody speaks, and text that lies
 wholly in a silence is left out.
 
-Rules and thresholds are OpenAI's and whisper.cpp's.
+TokenRules and thresholds are OpenAI's and whisper.cpp's.
 """
 import dataclasses
 
 import numpy as np
 
-from ggjit.models.speech.decoding import Rules, Texts, beam_search, decode
+from ggjit.models.speech.decoding import Texts, TokenRules, beam_search, decode
 from ggjit.models.speech.mel import HOP, N_FFT, n_frames
 from ggjit.models.speech.transcript import Segment
 from ggjit.models.speech.words import words_of
@@ -60,7 +60,7 @@ class Windows:
         """stretches: [(first, end), ...] in frames where somebody speaks; None: anywhere."""
         self.network, self.vocab, self.mel = speech.network, speech.vocab, speech.mel
         self.sound, self.o, self.stretches, self.progress = sound, options, stretches, progress
-        self.rules = Rules(self.vocab, options.timestamps, options.suppressed)
+        self.rules = TokenRules(self.vocab, options.timestamps, options.suppressed)
         self.rng = np.random.default_rng(options.seed)
         self.end = max(0, 1 + (sound.n_samples + N_FFT // 2 - N_FFT) // HOP)
         self.n_window = 2 * options.n_audio
@@ -71,12 +71,12 @@ class Windows:
     def hear(self, seek, slot=0):
         """The encoder on the window at frame `seek`; the caller holds the network's lock."""
         n, speech = self.network, self.n_window
-        if n.holder == (self._mark, seek, slot):
+        if n.cache_owner == (self._mark, seek, slot):
             return
         if self.peak is None:
             self.peak = self.mel.peak(self.sound)
         n.hear(self._window(seek, speech), slot, self.o.n_audio)
-        n.holder = (self._mark, seek, slot)
+        n.cache_owner = (self._mark, seek, slot)
 
     def _window(self, seek, n):
         """The mel of a window: frames behind those of the sound and 30 s of silence are 0."""
@@ -148,7 +148,7 @@ class Windows:
             n_each = o.best_of if t else o.beam
             if n_each > self.network.n_seqs:
                 self.network.reserve(1, n_each)
-                self.network.holder = None
+                self.network.cache_owner = None
                 self.hear(seek)
             prompt = self.vocab.prompt(o.language, o.task, o.timestamps, past if t < 0.5 else ())
             texts = Texts(self.network, self.rules, prompt, 1, n_each, o.n_audio)

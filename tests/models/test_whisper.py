@@ -25,7 +25,7 @@ from helpers.whisper_reference import (
 
 from ggjit.models import convert_folder, load_speech, load_vad, quantize_gguf
 from ggjit.models.files.sound import open_sound, with_samples
-from ggjit.models.speech.decoding import Rules, Texts, beam_search, decode
+from ggjit.models.speech.decoding import Texts, TokenRules, beam_search, decode
 from ggjit.models.speech.tokens import gpt2_words
 from ggjit.models.speech.words import dtw, median_rows
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError, ShapeError, TypeMismatch
@@ -207,8 +207,8 @@ def test_words_as_gpt2_cuts_them():
 
 
 def test_rules_of_times(model):
-    rules, rng = Rules(model.vocab), np.random.default_rng(6)
-    plain = Rules(model.vocab, timestamps=False)
+    rules, rng = TokenRules(model.vocab), np.random.default_rng(6)
+    plain = TokenRules(model.vocab, timestamps=False)
     for done in ([], [BEGIN], [BEGIN, 5], [BEGIN, 5, BEGIN + 9], [BEGIN, 5, BEGIN + 9, BEGIN + 9], [5, 6],
                  [BEGIN, 5, BEGIN + 9, BEGIN + 9, 7]):
         for scale in (1, 8):
@@ -238,7 +238,7 @@ def test_greedy_and_beams(model, tensors, mel, encoded):
     want, logp = greedy(tensors, encoded, 12)
     with model.network.lock:
         model.encode(mel)
-        rules = Rules(model.vocab)
+        rules = TokenRules(model.vocab)
         found = decode(Texts(model.network, rules, PROMPT), lambda w, t: False, 12)[0]
         assert found.tokens == want and np.allclose(found.logp, logp, atol=1e-3)
         assert found.no_speech == pytest.approx(
