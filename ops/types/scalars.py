@@ -16,7 +16,7 @@ from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64
 from ggjit.ops.native import isa, mem, simd
 from ggjit.ops.native.jit import exact, ir_function
-from ggjit.ops.native.lanes import load_part_ir, splat_const
+from ggjit.ops.native.lanes import load_part_ir, packed_dot_ir, splat_const
 from ggjit.ops.native.simd import W
 from ggjit.ops.types.shared.dot import Dot
 from ggjit.ops.types.shared.rows import ld_bf16, st_bf16
@@ -180,7 +180,7 @@ def _bf16_dot():
     return Dot(
         step=32, w_nbytes=64, y_nbytes=64, prepare=_prepare_bf16, load_w_ir=load, load_y_ir=load, locality=NEAR,
         tail_w_ir=lambda b, p, n: b.bitcast(load_part_ir(b, p, "i16", 32, n), pairs),
-        mac_ir=lambda b, acc, w, y: mem.call_intrinsic(b, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, [acc, w, y]))
+        mac_ir=lambda b, acc, w, y: packed_dot_ir(b, "avx512bf16.dpbf16ps", acc, w, y))
 
 
 F32_DOT = _float_dot("f32", 4, None, F32_AHEAD_NBYTES)
