@@ -176,6 +176,8 @@ class _SileroVad:
     def reset(self) -> None: ...
     def probabilities(self, samples: npt.ArrayLike, reset: bool = True) -> npt.NDArray[np.float32]: ...
     def segments(self, samples: npt.ArrayLike, **params: float) -> list[tuple[float, float]]: ...
+    def stretches(self, read: Callable[[int, int], npt.ArrayLike], n_samples: int,
+                  **params: float) -> list[tuple[float, float]]: ...
     def names(self, pattern: str = "*") -> tuple[_Spec, ...]: ...
     def capture(self, patterns: str | Sequence[str], samples: npt.ArrayLike) -> dict[str, npt.NDArray[np.float32]]: ...
     def free(self) -> None: ...
@@ -209,15 +211,83 @@ def save_gguf(path: _Path, tensors: Mapping[str, Tensor | npt.NDArray[Any]],
               metadata: Mapping[str, Any] | None = None) -> None: ...
 def save_safetensors(path: _Path, tensors: Mapping[str, Tensor | npt.NDArray[Any]],
                      metadata: Mapping[str, str] | None = None) -> None: ...
-def load_vad(path: _Path, backend: str | Backend = "CPU", n_threads: int = 1,
+def load_vad(path: _Path | None = None, backend: str | Backend = "CPU", n_threads: int = 1,
              conv_type: Literal["F32", "F16"] = "F32") -> _SileroVad: ...
+
+class _Word(NamedTuple):
+    start: float
+    end: float
+    word: str
+    probability: float
+    @property
+    def text(self) -> str: ...
+
+class _Segment:
+    id: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    words: list[_Word]
+    temperature: float
+    mean_logp: float
+    compression_ratio: float
+    no_speech: float
+    def as_dict(self) -> dict[str, Any]: ...
+
+class _Language(NamedTuple):
+    language: str
+    probability: float
+    probabilities: dict[str, float]
+
+class _Transcript:
+    name: str
+    seconds: float
+    notes: list[str]
+    language: str
+    languages: _Language
+    def __iter__(self) -> Iterator[_Segment]: ...
+    @property
+    def segments(self) -> list[_Segment]: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def words(self) -> list[_Word]: ...
+    def as_dict(self) -> dict[str, Any]: ...
+    def to_srt(self, words: bool = False) -> str: ...
+    def to_vtt(self, words: bool = False) -> str: ...
+
+_Sound = _Path | npt.ArrayLike
+
+class _Speech:
+    network: Any
+    vocab: Any
+    def __enter__(self) -> _Speech: ...
+    def __exit__(self, *exc: object) -> None: ...
+    def transcribe(self, sound: _Sound, language: str | None = None, task: Literal["transcribe", "translate"] = ...,
+                   beam: int = 1, timestamps: bool = True, word_timestamps: bool = False,
+                   prompt: str | Sequence[int] | None = None, vad: bool | _SileroVad = True, *,
+                   sample_rate: int = 16000, temperature: float | Sequence[float] = ..., best_of: int = 5,
+                   patience: float = 1.0, compression_ratio_threshold: float = 2.4, logprob_threshold: float = -1.0,
+                   no_speech_threshold: float = 0.6, condition_on_previous_text: bool = True,
+                   suppress_non_speech: bool = False, audio_ctx: int | Literal["auto"] | None = None, seed: int = 0,
+                   progress: Callable[[float], object] | None = None) -> _Transcript: ...
+    def detect_language(self, sound: _Sound, sample_rate: int = 16000) -> _Language: ...
+    def log_mel(self, sound: _Sound, sample_rate: int = 16000) -> npt.NDArray[np.float32]: ...
+    def encode(self, sound: _Sound, audio_ctx: int | None = None) -> npt.NDArray[np.float32]: ...
+    def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]: ...
+    def free(self) -> None: ...
+
+def load_speech(path: _Path, n_threads: int | None = None, backend: str | Backend = "CPU",
+                kv_type: Literal["F16", "F32"] | None = None, gelu: Literal["exact", "ggml"] = "exact",
+                repack: bool | None = None) -> _Speech: ...
 
 class OwnWeights:
     damaged: list[str]
     def __init__(self, directory: _Path) -> None: ...
     def get(self, key: bytes, nbytes: int) -> npt.NDArray[np.uint8] | None: ...
 
-class _Sums:
+class _ImportanceSums:
     values: npt.NDArray[np.float32]
     counts: npt.NDArray[np.float32]
     plain: npt.NDArray[np.float32] | None
@@ -225,7 +295,7 @@ class _Sums:
     def importances(self) -> npt.NDArray[np.float32]: ...
 
 class _Imatrix:
-    sums: dict[str, _Sums]
+    sums: dict[str, _ImportanceSums]
     datasets: tuple[str, ...]
     n_chunks: int
     chunk_size: int

@@ -28,7 +28,7 @@ import numpy as np
 from ggjit.ops.core.errors import OutOfMemory, ParamError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import MAX_PARAMS, MAX_SRC, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_SRC, T_WORDS, TENSOR, WORD
-from ggjit.ops.core.weak import Watch
+from ggjit.ops.core.weak import NumberedRef
 
 FREED = -2                      # buffer word of a tensor whose buffer was freed; -1: never had one
 CAPACITY = 1 << 21              # rows; 640 MB of address space, used page by page
@@ -47,7 +47,7 @@ def _reserve(nbytes):
     return mmap.mmap(-1, nbytes, flags=flags | getattr(mmap, "MAP_NORESERVE", 0))
 
 
-class Stencil:
+class RowTemplate:
     """What rows of nodes that differ in their sources have in common, from row `row`: op, type, shape, parameters.
 
     write(memory, at, head, generation, body, *ids of the sources, rest, ctx id); of a view, `rest` is
@@ -81,10 +81,10 @@ class Table:
         self.cells = memoryview(self._memory).cast("q")                 # the same, flat: one word costs 50 ns
         self.placement_version = 0          # goes up whenever any tensor or buffer may have moved
         self._top = 0                       # rows below it were used or are free
-        self._free = []
-        self._dead = collections.deque()    # Watches of handles and contexts that are gone
-        self.died = self._dead.append
-        self._contexts = {}                 # id of a context -> (its Watch, those of its tensors)
+        self._free = []                     # rows with no buffer
+        self._dead = collections.deque()    # NumberedRefs of handles and contexts that are gone
+        self.note_dead = self._dead.append
+        self._contexts = {}                 # id of a context -> (its NumberedRef, those of its tensors)
         self._lock = ForkLock()
 
     def new(self, type_id, op, flags, ne, nb, params, src, view_src, view_offs, buffer, offs, ctx_id):
@@ -100,8 +100,8 @@ class Table:
                              f" nb {list(nb)}, view offset {view_offs}, params {list(params)}") from None
         return row, generation
 
-    def like(self, stencil, src, ctx_id, view_src=-1, view_offs=0):
-        """Write one row as `stencil` says, with these sources; returns its id and generation."""
+    def like(self, template, src, ctx_id, view_src=-1, view_offs=0):
+        """Write one row as `template` says, with these sources; returns its id and generation."""
         if len(self._dead) > _AT_ONCE:
             self._recycle_now()
         try:
@@ -110,11 +110,11 @@ class Table:
             row = self._new_row()
         generation = self.cells[row * T_WORDS + T_GEN]
         if view_src < 0:
-            stencil.write(self._memory, row * _ROW_NBYTES, stencil.head, generation, stencil.body, *src, stencil.no_src,
-                          ctx_id)
+            template.write(self._memory, row * _ROW_NBYTES, template.head, generation, template.body, *src,
+                           template.no_src, ctx_id)
         else:
-            stencil.write(self._memory, row * _ROW_NBYTES, stencil.head, generation, stencil.body, *src, stencil.no_src,
-                          view_src, view_offs, stencil.unplaced, ctx_id)
+            template.write(self._memory, row * _ROW_NBYTES, template.head, generation, template.body, *src,
+                           template.no_src, view_src, view_offs, template.unplaced, ctx_id)
         return row, generation
 
     def _row(self):
@@ -140,34 +140,36 @@ class Table:
                     raise OutOfMemory(f"the tensor table is full ({self.capacity} tensors alive); free a Context, or "
                                       f"replay one plan instead of building a graph per step") from None
             first, self._top = self._top, min(self._top + _AT_ONCE, self.capacity)
+            self.words[first:self._top, T_BUFFER] = -1
             self._free[:0] = range(self._top - 1, first, -1)
             return first
 
-    def stencil(self, row, n_src, view):
-        return Stencil(self._memory, row, n_src, view)
+    def template(self, row, n_src, view):
+        return RowTemplate(self._memory, row, n_src, view)
 
-    def watches(self, ctx):
-        """A list for the Watches of a new context's tensors, each Watch(t, TABLE.died) with its row as number.
+    def refs(self, ctx):
+        """A list for the NumberedRefs of a new context's tensors, each NumberedRef(t, TABLE.note_dead) with its row as
+        number.
 
         The table holds the list until the context is gone: Python calls no weak reference that only garbage holds.
         """
-        watch, mine = Watch(ctx, self.died), []
-        watch.number = -1 - ctx.id          # rows are 0 and more
-        self._contexts[ctx.id] = watch, mine
+        ref, mine = NumberedRef(ctx, self.note_dead), []
+        ref.number = -1 - ctx.id            # rows are 0 and more
+        self._contexts[ctx.id] = ref, mine
         return mine
 
-    def release(self, watches):
+    def release(self, refs):
         """These rows may be used again, though handles on them are left."""
         with self._lock:
-            self._recycle(watches)
-            watches.clear()
+            self._recycle(refs)
+            refs.clear()
             self.placement_version += 1     # plans of these tensors notice that they are gone
 
     def _recycle(self, dead=()):
         dead, rows = [*dead, *(self._dead.popleft() for _ in range(len(self._dead)))], []
-        for watch in dead:
-            number = getattr(watch, "number", None)         # None: its row was given back before, or it has none yet
-            watch.number = None
+        for ref in dead:
+            number = getattr(ref, "number", None)           # None: its row was given back before, or it has none yet
+            ref.number = None
             if number is not None:
                 if number >= 0:
                     rows.append(number)
@@ -175,9 +177,11 @@ class Table:
                     del self._contexts[-1 - number]
         if len(rows) > _AT_ONCE // 4:
             self.words[rows, T_GEN] += 1
+            self.words[rows, T_BUFFER] = -1
         else:                               # NumPy takes longer than these
             for row in rows:
                 self.cells[row * T_WORDS + T_GEN] += 1
+                self.cells[row * T_WORDS + T_BUFFER] = -1
         self._free.extend(rows)
 
     def n_alive(self):
@@ -188,15 +192,21 @@ class Table:
 
     def place(self, row, buffer_id, offs):
         """Set the memory of a leaf."""
-        self.words[row, T_BUFFER] = buffer_id
-        self.words[row, T_OFFS] = offs
-        self.placement_version += 1
+        with self._lock:
+            self.cells[row * T_WORDS + T_BUFFER] = buffer_id
+            self.cells[row * T_WORDS + T_OFFS] = offs
+            self.placement_version += 1
 
     def unplace_all(self, buffer_id):
-        """A buffer was freed: its tensors are marked FREED."""
-        placed = self.words[:self._top, T_BUFFER]
-        placed[placed == buffer_id] = FREED
-        self.placement_version += 1
+        """A buffer was freed: its tensors are marked FREED.
+
+        Other threads run between the look and the write.  With the lock no row is placed or recycled meanwhile, and a
+        free row, which they may take, has no buffer.
+        """
+        with self._lock:
+            placed = self.words[:self._top, T_BUFFER]
+            placed[placed == buffer_id] = FREED
+            self.placement_version += 1
 
     def flag(self, row, flag, on=True):
         self.words[row, T_FLAGS] = (int(self.words[row, T_FLAGS]) & ~flag) | (flag if on else 0)

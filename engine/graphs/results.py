@@ -1,6 +1,6 @@
 """What a run of a graph left in memory: is a result still there, or was its memory used again?
 
-Base of the plans of a backend (engine/graphs/plan.py) and of a scheduler's runs (engine/sched/run.py).
+Base of the plans of a backend (engine/graphs/graph_plan.py) and of a scheduler's runs (engine/sched/run.py).
 """
 import bisect
 import weakref
@@ -106,7 +106,7 @@ class Results:
             buf._arena[offs:offs + nbytes] = 0xFF
 
 
-class LeftOver(Results):
+class RunResults(Results):
     """What one run of a plan left in memory, without the plan: it refers to buffers alone and to no tensor, so a tensor
     may hold it.  Nothing else computes in these buffers.
 
@@ -119,7 +119,7 @@ class LeftOver(Results):
 
     @classmethod
     def of(cls, plan):
-        """Of a plan of engine/graphs/plan.py that has just run."""
+        """Of a plan of engine/graphs/graph_plan.py that has just run."""
         left = cls(plan.placement.where)
         positions, rows, writers = plan._spans
         left._positions, left._spans = plan._positions, (positions, rows, [weakref.ref(t) for t in writers])

@@ -20,11 +20,12 @@ from ggjit.core.events import event_record, event_wait
 from ggjit.core.slots import as_bool
 from ggjit.core.table import TABLE
 from ggjit.core.versions import VERSIONS
-from ggjit.graphs.allocator import Placement, work_begin
+from ggjit.graphs.allocator import Placement
 from ggjit.graphs.placed import PlacedGraph, PlacedTensor
+from ggjit.graphs.requests import work_begin
 from ggjit.graphs.results import Results, mark_last
 from ggjit.ops.core.errors import Cancelled, NotAllocated
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import OP, T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.sched import records as rec
@@ -47,9 +48,10 @@ class Part:
 class Run(Results):
     """Everything of one graph on one scheduler.  `compute()` may be called any number of times."""
 
-    def __init__(self, sched, assigned, layout):
-        self.support, self.memory, self.events = sched.support, sched.memory, sched.events
-        self.assigned, self.layout, self.n_instances = assigned, layout, sched.n_copies
+    def __init__(self, assigned, layout, memory, events):
+        """memory, events: the scheduler's ComputeBuffers, and its events by backend and instance."""
+        self.support, self.memory, self.events = assigned.support, memory, events
+        self.assigned, self.layout, self.n_instances = assigned, layout, assigned.support.n_instances
         self.nodes, self.tensors, self._output_ids = assigned.nodes, assigned.tensors, assigned.output_ids
         self.instance = 0
         self.parts = [None] * self.n_instances
@@ -83,10 +85,10 @@ class Run(Results):
 
     def place(self, row):
         """(buffer, byte offset) of a row of the layout, or None."""
-        slot = int(self.layout.slot[row])
-        if slot < 0:
+        buft_id = int(self.layout.buft_id[row])
+        if buft_id < 0:
             return self.tensors[row]._where() if row < self.assigned.n else None
-        chunks = self.memory.chunks[slot]
+        chunks = self.memory.chunks[buft_id]
         if not chunks:                      # freed
             return None
         return chunks[int(self.layout.chunk[row])], int(self.layout.offs[row])
@@ -103,7 +105,7 @@ class Run(Results):
     # ------------------------------------------------------------ results
     def _position(self, t):
         i, lay = self.assigned.number_of(t), self.layout
-        if i is None or lay.slot[i] < 0:
+        if i is None or lay.buft_id[i] < 0:
             return None
         at = np.flatnonzero(lay.order == (i if i < self.assigned.n_nodes else -1))
         return at[0] if len(at) else -1, (_memory_number(lay, i), lay.offs[i], lay.offs[i] + t.nbytes)
@@ -150,7 +152,7 @@ class Run(Results):
         for b in self.support.backends:
             b.synchronize()
         return [(*self.place(r), int(self.layout.sizes[r])) for r in self._written_rows[1].tolist()
-                if self.layout.slot[r] >= 0]
+                if self.layout.buft_id[r] >= 0]
 
     # ------------------------------------------------------------ tensors as backends see them
     def handle(self, row):
@@ -310,7 +312,7 @@ class Run(Results):
             self._poison()
         parts = self.parts[self.instance]
         if parts is None:
-            with asking("the parts of a run"):
+            with oom_guard("the parts of a run"):
                 parts = self.parts[self.instance] = self._make(self.instance)
         return parts
 
@@ -369,7 +371,7 @@ class Run(Results):
 
 def _memory_number(layout, rows):
     """One number for the chunk that each row lies in."""
-    return layout.slot[rows] << 32 | layout.chunk[rows]
+    return layout.buft_id[rows] << 32 | layout.chunk[rows]
 
 
 def _init(t):

@@ -7,8 +7,8 @@ other arguments, by nothing else; so a call with equal ones gives a node that di
     gg.mul_mat(v, y)        layouts as before: the row is written from what was kept
 
 Only single nodes are kept whose sources are the call's own arguments.  Errors are raised by the builder: a call that
-is refused leaves nothing behind, and one whose tensors are gone is handed on to it.  Builders that look further are
-called every time: LOOK_FURTHER.
+is refused leaves nothing behind, and one whose tensors are gone is handed on to it.  Builders that look further
+(ops/core/builders.py) are called every time.
 """
 import functools
 import operator
@@ -26,9 +26,6 @@ from ggjit.tensors.tensor import Tensor
 _NUMBERS = {int: "q", float: "d", bool: "?"}           # by their bits: 0.0 is not -0.0
 _NAMES = (str, Type)
 _KINDS = frozenset((Tensor, type(None), *_NUMBERS, *_NAMES))
-LOOK_FURTHER = frozenset((      # at flags of their tensors, or at what a node was made from
-    "opt_step_adamw", "opt_step_sgd", "mul_mat_set_prec", "mul_mat_set_hint", "rope_set_offset", "soft_max_add_sinks",
-    "flash_attn_ext_set_prec", "flash_attn_ext_add_sinks"))
 _MAX_KEPT = 1024                # calls of one builder; then they are forgotten
 
 
@@ -39,7 +36,7 @@ class _CachedNode:
     first       place of the first tensor among the arguments: its context gets the node
     view        place of the argument that the node is a view of, or None; offs: bytes from where that begins
     """
-    __slots__ = ("pick", "first", "view", "offs", "op", "layout", "stencil")
+    __slots__ = ("pick", "first", "view", "offs", "op", "layout", "template")
 
     def __init__(self, t, places, first, view, args):
         pick = operator.itemgetter(*places if len(places) > 1 else [slice(places[0], places[0] + 1)])
@@ -47,7 +44,7 @@ class _CachedNode:
         self.first, self.view = first, view
         self.offs = 0 if view is None else t.view_offs - args[view].view_offs
         self.op, self.layout = t.op, t.layout
-        self.stencil = TABLE.stencil(t.id, len(places), view is not None)
+        self.template = TABLE.template(t.id, len(places), view is not None)
 
     def again(self, args, frame):
         """The node of these arguments; None where the builder has to say what is wrong with them."""
@@ -63,13 +60,13 @@ class _CachedNode:
         if not ctx.alive:
             return None
         if self.view is None:
-            row, generation = TABLE.like(self.stencil, ids, ctx.id)
+            row, generation = TABLE.like(self.template, ids, ctx.id)
             return ctx._handle(row, generation, self.op, self.layout, src, None, 0, "", caller(frame))
         of = args[self.view]
         offs = self.offs + of.view_offs
         if of.view_src is not None:
             of = of.view_src
-        row, generation = TABLE.like(self.stencil, ids, ctx.id, of.id, offs)
+        row, generation = TABLE.like(self.template, ids, ctx.id, of.id, offs)
         return ctx._handle(row, generation, self.op, self.layout, src, of, offs, "", caller(frame))
 
 
@@ -141,4 +138,4 @@ def repeated(builder):
 def builders():
     """{public name: function} of all ops, as `gg.` has them."""
     plain = {name: with_type_names(f) for name, f in checked_builders().items()}
-    return {name: f if name in LOOK_FURTHER else repeated(f) for name, f in plain.items()}
+    return {name: f if getattr(f, "looks_further", False) else repeated(f) for name, f in plain.items()}

@@ -5,7 +5,7 @@
     o[h]     = softmax(cap(scale q[h] K[h / group]) + mask, sink[h]) V[h / group]
     result   = Wo o  (+ bias)
 
-    cache of one layer                         which row holds which token: networks/cells.py
+    cache of one layer                         which row holds which token: networks/kv_cells.py
     K, V  [n_embd_kv, n_rows]                  set_rows writes the new rows, attention views rows 0 .. n_kv-1
 
 A layer with `kv_of` has no keys and values of its own: it reads those of an earlier layer.
@@ -15,7 +15,7 @@ import math
 
 import ggjit as gg
 from ggjit.models.blocks.description import linear
-from ggjit.models.blocks.facts import Rope
+from ggjit.models.blocks.hparams import Rope
 
 GATES = {"sigmoid": gg.sigmoid, "softplus": gg.softplus}
 
@@ -146,11 +146,11 @@ class Attention:
     def _rotated(self, g, x, name, w, i):
         if not self.rope:
             return x
-        factors = g.leaf[self.rope.still_name] if self.rope.n_still else w["rope_factors"]
+        factors = g.leaf[self.rope.non_rotary_name] if self.rope.n_non_rotary else w["rope_factors"]
         x = gg.rope_ext(x, g.leaf["positions"], factors, *self.rope.parameters)
         return gg.set_name(x, f"{name}_roped-{i}")
 
-    def turned(self, k, positions, parameters, w):
+    def rotated(self, k, positions, parameters, w):
         """Rows of the K cache, rotated further."""
         by_head = gg.reshape_3d(k, self.d_head, self.n_head_kv, k.ne[1])
         return gg.reshape_2d(gg.rope_ext(by_head, positions, w["rope_factors"], *parameters), *k.ne[:2])

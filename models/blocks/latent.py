@@ -12,7 +12,7 @@ import dataclasses
 import ggjit as gg
 from ggjit.models.blocks.attention import attend, gated, rows_by_head
 from ggjit.models.blocks.description import linear
-from ggjit.models.blocks.facts import Rope
+from ggjit.models.blocks.hparams import Rope
 from ggjit.models.blocks.indexer import Indexer
 
 
@@ -100,7 +100,7 @@ class Latent:
             o = gated(o, self.gate, w["gate"], n, i, h if self.gate_by_head else 0)
         return linear(w["out"], o)
 
-    def turned(self, k, positions, parameters, w):
+    def rotated(self, k, positions, parameters, w):
         """Rows of the K cache, rotated further: the last part of every head."""
         rot, t = self.n_rot, k.ne[1]
         heads = gg.reshape_3d(k, self.d_head, k.ne[0] // self.d_head, t)

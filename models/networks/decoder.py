@@ -1,6 +1,6 @@
 """Decoders: texts that are read and continued, over the graphs of decoder_graph.py.
 
-A text is the ids that were read and the cache rows that hold what the layers know of them (networks/cells.py).
+A text is the ids that were read and the cache rows that hold what the layers know of them (networks/kv_cells.py).
 """
 import numpy as np
 
@@ -13,13 +13,13 @@ from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
 from ggjit.models.text.sampling import OPTIONS
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.progress import counted
 
 
 class Decoder(DecoderGraph):
     """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`, `m.chat(messages)`."""
-    holder = None                       # mark of the Generation whose text is in the cache
+    cache_owner = None                  # mark of the Generation whose text is in the cache
 
     def _load(self):
         super()._load()
@@ -27,13 +27,13 @@ class Decoder(DecoderGraph):
 
     def free(self):
         super().free()
-        self.holder = None
+        self.cache_owner = None
 
     # ------------------------------------------------------------ the text
     def reset(self):
         """Forget the text so far; the next tokens start at position 0."""
         self.cells.clear()
-        self.text, self.holder = self.cells.open(self.n_ctx), None
+        self.text, self.cache_owner = self.cells.open(self.n_ctx), None
         self._read_with = self._weight_versions()
 
     def _weight_versions(self):
@@ -50,10 +50,10 @@ class Decoder(DecoderGraph):
         """Tokens of the text so far."""
         return len(self.text.ids) if self.text else 0
 
-    def lend(self, mark):
-        """Give all rows to the holder of `mark`; the text so far is forgotten."""
+    def hand_over(self, mark):
+        """Give all rows to the cache_owner of `mark`; the text so far is forgotten."""
         self.cells.clear()
-        self.text, self.holder = None, mark
+        self.text, self.cache_owner = None, mark
         self._read_with = self._weight_versions()
 
     @property
@@ -79,8 +79,8 @@ class Decoder(DecoderGraph):
             if not n or not text.holds(n) or (self.recurrent and n < len(text.ids)):
                 self.reset()
                 return 0
-            text.cut(n, text.slot)
-            self.holder = None
+            text.cut(n, text.state_row)
+            self.cache_owner = None
             return n
 
     def shift_context(self, n_keep, n_discard):
@@ -93,7 +93,7 @@ class Decoder(DecoderGraph):
             n_keep = integer("n_keep", n_keep, 0, self.n_past)
             n_discard = integer("n_discard", n_discard, 0, self.n_past - n_keep, f" (n_past {self.n_past} - n_keep)")
             if n_discard:
-                self.holder = None
+                self.cache_owner = None
                 context_shift.shift(self, n_keep, n_discard)
 
     def save_state(self, path=None):
@@ -126,14 +126,14 @@ class Decoder(DecoderGraph):
             out = self._fed(ids, all_logits)
             if not all_logits:
                 return out[-1][-1]
-            with asking("logits"):
+            with oom_guard("logits"):
                 return np.concatenate(out)
 
     def _fed(self, ids, all_rows, hidden=False):
         """[rows of each batch]: logits, or hidden states, after all tokens or the last."""
         if self.text is None:
             self.reset()
-        self.holder, text = None, self.text
+        self.cache_owner, text = None, self.text
         ids = self._checked_ids(ids, self.n_ctx - len(text.ids))
         if text.broken:
             self._read_again(text)
@@ -141,18 +141,18 @@ class Decoder(DecoderGraph):
 
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
-        n, slot, out = len(text.ids), text.slot, []
+        n, state_row, out = len(text.ids), text.state_row, []
         if not n and text is self.text:
             self._read_with = self._weight_versions()
         if self._hooks.wanted is not None and len(ids):
             text.exact, text.hooked = min(text.exact, n), min(text.hooked, n)
         try:
             for start in counted("reading batches of tokens", range(0, len(ids), self.n_batch)):
-                part, slots = ids[start:start + self.n_batch], self.cells.free_slots(1, slot)
-                out.append(self._fed_batch([(text, part)], slots, all_rows, hidden))
-                text.add(part, slots[0])
+                part, state_rows = ids[start:start + self.n_batch], self.cells.free_state_rows(1, state_row)
+                out.append(self._fed_batch([(text, part)], state_rows, all_rows, hidden))
+                text.add(part, state_rows[0])
         except BaseException:
-            text.cut(n, slot)
+            text.cut(n, state_row)
             raise
         return out
 
@@ -174,9 +174,9 @@ class Decoder(DecoderGraph):
         Recurrent layers take one run of any length, or runs of one token.  Runs of one token are padded to a power of
         two by the last of them, so that few plans serve any number.  An interrupted call leaves all texts as they were.
         """
-        slots = self.cells.free_slots(len(runs))
-        out = self._fed_batch(*self._padded(runs, slots))[:len(runs)]
-        self._added(runs, slots)
+        state_rows = self.cells.free_state_rows(len(runs))
+        out = self._fed_batch(*self._padded(runs, state_rows))[:len(runs)]
+        self._added(runs, state_rows)
         return out
 
     @property
@@ -189,33 +189,33 @@ class Decoder(DecoderGraph):
 
         After an error, of this or of the function, what was read of these texts is not known.
         """
-        slots = self.cells.free_slots(len(runs))
-        step = self._filled(*self._padded(runs, slots))
-        with asking("logits"):
+        state_rows = self.cells.free_state_rows(len(runs))
+        step = self._filled(*self._padded(runs, state_rows))
+        with oom_guard("logits"):
             read = step.submit()
-        self._added(runs, slots)
+        self._added(runs, state_rows)
         return lambda: read().reshape(-1, self.n_vocab)[:len(runs)]
 
-    def _padded(self, runs, slots):
-        """Runs of one token, and their slots, up to a power of two."""
+    def _padded(self, runs, state_rows):
+        """Runs of one token, and their state_rows, up to a power of two."""
         n = len(runs)
         more = (1 << (n - 1).bit_length()) - n if all(len(ids) == 1 for _, ids in runs) else 0
-        return runs + runs[-1:] * more, slots + slots[-1:] * more
+        return runs + runs[-1:] * more, state_rows + state_rows[-1:] * more
 
-    def _added(self, runs, slots):
-        for (text, ids), slot in zip(runs, slots, strict=True):
+    def _added(self, runs, state_rows):
+        for (text, ids), state_row in zip(runs, state_rows, strict=True):
             if self._hooks.wanted is not None:
                 text.exact = min(text.exact, len(text.ids))
-            text.add(ids, slot)
+            text.add(ids, state_row)
 
     def _key_rows(self, layer, n_tokens):
         """(first, rows): positions from `first` on lie in these cache rows of a layer, once the text has n_tokens more;
         None where several texts share the rows."""
         if self.text is None:
             return None
-        lay, end = self.text.lays[self.description.blocks[layer].mixer.window], len(self.text.ids) + n_tokens
-        first = max(0, end - lay.n)
-        return first, lay.at(first, end)
+        mapping, end = self.text.mappings[self.description.blocks[layer].mixer.window], len(self.text.ids) + n_tokens
+        first = max(0, end - mapping.n)
+        return first, mapping.at(first, end)
 
     # ------------------------------------------------------------ results
     def hidden(self, ids):
@@ -228,7 +228,7 @@ class Decoder(DecoderGraph):
             ids = self._checked_ids(ids, self.n_ctx)
             self.reset()
             out = self._fed(ids, True, hidden=True)
-            with asking("hidden states"):
+            with oom_guard("hidden states"):
                 return self._finite(np.concatenate(out), "the hidden states")
 
     def logits(self, ids):

@@ -4,21 +4,21 @@ import pathlib
 import time
 
 from ggjit.core.arguments import typed_call
-from ggjit.models.blocks.facts import ROPE_OPTIONS
+from ggjit.models.blocks.hparams import ROPE_OPTIONS
 from ggjit.models.core.checks import known_options
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.models.networks.bert import Bert
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import Encoder
 from ggjit.models.networks.t5 import T5
+from ggjit.models.networks.whisper import Whisper
 from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 
 LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash", "n_seqs", *ROPE_OPTIONS)
 OPTIONS = (*LLAMA_OPTIONS, "repack")
 EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
 # {general.architecture: class}
-ARCHITECTURES = {"bert": Bert, **dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder), "t5": T5}
+ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder), "t5": T5, "whisper": Whisper}
 
 # {general.type: what such a file is}
 NO_MODELS = {"adapter": "an adapter, which changes a model: load the model with lora=[(path, 1.0)] (--lora)",

@@ -5,23 +5,23 @@ import numpy as np
 
 from ggjit.core.kernels_ahead import followed_by
 from ggjit.core.run_lock import RunLock
-from ggjit.cpu.plan import likely_parts, needs
+from ggjit.cpu.cpu_plan import likely_parts, needs
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
-from ggjit.models.blocks.facts import Facts
+from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import FIND_BROKEN, BrokenValues
 from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.weights import Weights
+from ggjit.models.networks.device_map import DeviceMap
 from ggjit.models.networks.hooks import Hooks
 from ggjit.models.networks.inside import Inside
 from ggjit.models.networks.layout import repacked
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
-from ggjit.models.networks.spread import Spread
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, StaleHandle, TypeMismatch
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
 from ggjit.tensors.context import Context
 
@@ -31,8 +31,9 @@ MAX_KEPT_PLANS = 24
 class Step:
     """One graph of a network for one input shape, planned: fill `inputs`, `run()`, read `output`."""
 
-    def __init__(self, ctx, inputs, result, plan):
-        self.ctx, self.inputs, self.result, self.plan = ctx, inputs, result, plan
+    def __init__(self, ctx, inputs, result, plan, more=()):
+        """more: tensors beside the result that the graph computes."""
+        self.ctx, self.inputs, self.result, self.plan, self.more = ctx, inputs, result, plan, more
         self._resolved, self._array = None, None
 
     def run(self):
@@ -64,8 +65,8 @@ class Network(Inside):
             raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
         self.file = file
         self.backend, gpu = choose_backends(backend, n_threads, n_gpu_layers)
-        self.offload = offload(gpu, n_gpu_layers, Facts(file).n_layer, cpu_moe) if devices is None else \
-            Spread(devices, self)
+        self.offload = offload(gpu, n_gpu_layers, HParams(file).n_layer, cpu_moe) if devices is None else \
+            DeviceMap(devices, self)
         self.scheduler = None
         self.weights = Weights(file, self.backend.device)
         self._steps = PlanCache(MAX_KEPT_PLANS)
@@ -86,7 +87,7 @@ class Network(Inside):
             self._repack(repack)
             for gpu in self.offload.gpus:
                 for part in (self.weights, *self.weights.adapters):
-                    part.move(lambda name, gpu=gpu: self.offload.home(name) is gpu, gpu.default_buffer_type)
+                    part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
             if reserve:
                 self._reserve()
         except BaseException:
@@ -96,7 +97,7 @@ class Network(Inside):
 
     def _repack(self, asked, move=True):
         """move=False: only the places are given, for a process that compiles and computes nothing."""
-        here = [t for t in self._matrices() if not self.offload.takes(t.name)]
+        here = [t for t in self._matrices() if not self.offload.has(t.name)]
         chosen = repacked(here, asked, self.REPACKS, self.backend.device)
         self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
 
@@ -111,7 +112,7 @@ class Network(Inside):
     def explain(self):
         """Text: which device has which layers and how fast that is expected to be (with `devices`), or the splits of
         the last graph.  Errors: ParamError for a network on one backend."""
-        if isinstance(self.offload, Spread):
+        if isinstance(self.offload, DeviceMap):
             return self.offload.explain()
         if self.scheduler is None:
             raise ParamError(f"{self!r} lies on one backend: there is nothing to explain")
@@ -193,7 +194,7 @@ class Network(Inside):
         ctx, inputs, results = self._built(shape)
         with followed_by(self._later_kernels):
             plan = self._plan(Graph(*results)) if self._hooks.wanted is None else self._hooked_plan(inputs, results)
-        return Step(ctx, inputs, results[0], plan)
+        return Step(ctx, inputs, results[0], plan, results[1:])
 
     def _plan(self, graph):
         """A plan of `graph`.  All share one arena, since they never run at the same time."""
@@ -206,7 +207,7 @@ class Network(Inside):
         held = self._allocator.buffer_size()
         self._allocator.alloc_graph(graph)
         if self._allocator.buffer_size() != held:
-            self._steps.clear()                 # their results lay in the arena that was replaced
+            self._steps.clear()                 # their results mapping in the arena that was replaced
 
     @property
     def compute_nbytes(self):
@@ -217,7 +218,7 @@ class Network(Inside):
 
     def _built(self, shape):
         ctx = Context()
-        with ctx, asking(f"the inputs of a graph of shape {shape} (less with a smaller n_ctx or n_batch)"):
+        with ctx, oom_guard(f"the inputs of a graph of shape {shape} (less with a smaller n_ctx or n_batch)"):
             inputs, *results = self._build(ctx, shape)
         return ctx, inputs, results
 

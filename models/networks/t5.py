@@ -11,11 +11,11 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.models.blocks.description import WHOLE, Loader, Scope
-from ggjit.models.blocks.facts import Facts
+from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families.t5 import encoder
-from ggjit.models.networks.cells import _band
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import relative_buckets
+from ggjit.models.networks.kv_cells import _band
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import is_many
 from ggjit.ops.core.errors import IndexRangeError, ParamError
@@ -34,7 +34,7 @@ class T5(Decoder):
     # ------------------------------------------------------------ loading
     def _load_weights(self):
         super()._load_weights()
-        about = self._encoder = encoder(Facts(self.file))
+        about = self._encoder = encoder(HParams(self.file))
         loader = Loader(self.weights, self.n_embd, self.n_vocab)
         self._encoder_layers = [b.load(loader, f"{about.prefix}{i}.") for i, b in enumerate(about.blocks)]
         self._encoder_norm = loader.norm(about.out_norm, about.norm)
@@ -111,12 +111,12 @@ class T5(Decoder):
         inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs)
         return inputs | {"buckets": np.zeros(inputs["mask"].size, np.int32)}
 
-    def _fill(self, inputs, runs, slots):
-        super()._fill(inputs, runs, slots)
+    def _fill(self, inputs, runs, state_rows):
+        super()._fill(inputs, runs, state_rows)
         (text, ids), = runs
         n, past = len(ids), len(text.ids)
         buckets = inputs["buckets"].reshape(n, -1)
-        buckets[:, text.lays[0].at(0, past + n)] = _band(self._buckets, self.n_ctx - 1 - past, n, past + n)
+        buckets[:, text.mappings[0].at(0, past + n)] = _band(self._buckets, self.n_ctx - 1 - past, n, past + n)
 
     def _fed(self, ids, all_rows, hidden=False):
         if not self.n_encoded:
@@ -136,10 +136,10 @@ class T5(Decoder):
         if is_many(prompt):
             raise ParamError(f"{self.file.arch} models write one text at a time; call generate for each of the "
                              f"{len(prompt)} prompts")
-        return Answering(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
+        return T5Generation(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
 
 
-class Answering(Generation):
+class T5Generation(Generation):
     """A Generation that begins with the decoder's start token, about a text that is encoded where it was not last."""
 
     def __init__(self, model, prompt, n_predict, stop, ignore_eos, **options):
@@ -149,6 +149,6 @@ class Answering(Generation):
 
     def _decode(self, ids):
         with self.model._lock:
-            if self.model.holder is not self._mark:
+            if self.model.cache_owner is not self._mark:
                 self.model.encode(self.encoded_ids)
             return super()._decode(ids)

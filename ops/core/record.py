@@ -8,7 +8,8 @@ TENSOR: one row of the process-wide tensor table (engine/core/table.py).  Ids ta
     word   0     1   2      3           4..7  8..11  12..19     20..29  30        31         32      33    34   35..
           type   op  flags  generation  ne    nb     op_params  src     view_src  view_offs  buffer  offs  ctx  spare
 
-NODE: one variable-length row of a plan (engine/graphs/plan.py); a kernel gets the row's byte address.  All of it is
+NODE: one variable-length row of a plan (engine/graphs/graph_plan.py); a kernel gets the row's byte address.  All of it
+is
 resolved: addresses instead of ids.
 
     word   0       1     2        3      4     5          6     7        8      9..15    16..23     24..       34.. ...
@@ -83,6 +84,18 @@ class OP(enum.IntEnum):
      RWKV_WKV6, GATED_LINEAR_ATTN, RWKV_WKV7, SOLVE_TRI, GATED_DELTA_NET, LIGHTNING_INDEXER, DSV4_HC_COMB, DSV4_HC_PRE,
      DSV4_HC_POST, UNARY, MAP_CUSTOM1, MAP_CUSTOM2, MAP_CUSTOM3, CUSTOM, CROSS_ENTROPY_LOSS, CROSS_ENTROPY_LOSS_BACK,
      OPT_STEP_ADAMW, OPT_STEP_SGD, GLU) = range(101)
+
+
+def own_op(name):
+    """The member of OP of an op that ggml does not have: the same for the same name, numbered behind ggml's in the
+    order of the first calls.  The same op files give the same numbers."""
+    if name not in OP.__members__:
+        op = int.__new__(OP, len(OP))
+        op._name_, op._value_ = name, len(OP)
+        setattr(OP, name, op)
+        OP._member_map_[name] = OP._value2member_map_[op._value_] = op
+        OP._member_names_.append(name)
+    return OP[name]
 
 
 class UNARY(enum.IntEnum):

@@ -38,9 +38,9 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from ggjit.ops.core.errors import TypeMismatch
-from ggjit.ops.core.interrupts import not_lost
+from ggjit.ops.core.interrupts import defer_interrupts
 from ggjit.ops.core.locks import ForkLock
-from ggjit.ops.native import cache_files, isa
+from ggjit.ops.native import cache_files, isa, waiting
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, codegen, unknown
 from ggjit.ops.native.kernel_pack import SHIPPED
 
@@ -222,6 +222,8 @@ class _ObjectCache:
         rtsys.initialize(cpu_target.target_context)      # objects refer to NRT symbols; LLVM aborts without them
         for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals"):
             llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
+        for name, address in waiting.SYMBOLS.items():
+            llvm.add_symbol(name, address)
         return codegen()
 
     @functools.cached_property
@@ -285,7 +287,7 @@ class _ObjectCache:
         ret, args = _parse(signature)
         func.__name__ = func.__qualname__ = re.sub(r"\W", "_", f"{name}_{key}")
         sig = _SCALARS[ret][0](*(_SCALARS[a][0] for a in args))
-        with not_lost(), _no_collection():
+        with defer_interrupts(), _no_collection():
             cf = cfunc(sig, nopython=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=KernelCompiler)(func)
         self.keep.append(cf)
         self.compiled += 1

@@ -1,4 +1,6 @@
 """Buffer types with a maximum: planner "best" cuts chunks of its own; executed, with the validator on and poisoned."""
+import dataclasses
+
 import numpy as np
 import pytest
 from helpers import devices
@@ -6,14 +8,14 @@ from helpers.schedulers import poison
 
 import ggjit as gg
 from ggjit.alloc import graph_alloc
+from ggjit.cpu.cpu_plan import CPUPlan
 from ggjit.cpu.device import CPU
-from ggjit.cpu.plan import CPUPlan
 
 
 @pytest.fixture(autouse=True)
 def validated(monkeypatch):
     monkeypatch.setattr("ggjit.core.config.debug", {"validate", "poison"})
-    for module in ("ggjit.graphs.allocator", "ggjit.sched.layout", "ggjit.graphs.plan", "ggjit.cpu.plan"):
+    for module in ("ggjit.graphs.allocator", "ggjit.sched.layout", "ggjit.graphs.graph_plan", "ggjit.cpu.cpu_plan"):
         monkeypatch.setattr(f"{module}.debug", {"validate", "poison"})
 
 
@@ -72,9 +74,9 @@ def test_what_was_announced_is_taken_however_busy_the_machine(monkeypatch):
     """A search that the clock cuts short at random: what was found first stays."""
     search, rng, limits = graph_alloc.best_plan, np.random.default_rng(), []
 
-    def busy(make, chunks, time_limit, *args):
-        limits.append(float(rng.choice([0.0, time_limit])))
-        return search(make, chunks, limits[-1], *args)
+    def busy(make, chunks, options):
+        limits.append(float(rng.choice([0.0, options.time_limit])))
+        return search(make, chunks, dataclasses.replace(options, time_limit=limits[-1]))
     monkeypatch.setattr(graph_alloc, "best_plan", busy)
     for seed in range(20, 32):
         graph = network(seed)

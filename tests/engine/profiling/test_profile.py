@@ -10,7 +10,7 @@ import pytest
 import ggjit as gg
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.ticks import add_runs
-from ggjit.profiling.nodes import operations, traffic
+from ggjit.ops.core.spec import flops, moved_nbytes
 from ggjit.profiling.profile import Profile, last_of, share_text
 
 RNG = np.random.default_rng()
@@ -132,7 +132,7 @@ def test_a_profile_that_another_thread_closes_as_a_run_begins():
     tracing, plan = the_pool().tracing, planned()
     with gg.profile():
         pass
-    assert tracing.sheet(plan, 0, len(plan.parts)) is None and not tracing.sheets
+    assert tracing.trace_buffer(plan, 0, len(plan.parts)) is None and not tracing.trace_buffers
 
 
 def test_a_schedulers_splits_are_seen():
@@ -277,7 +277,7 @@ def test_traffic_counts_rows_that_are_read():
     ctx = gg.Context()
     table, ids = ctx.new_tensor(gg.Q8_0, (64, 1000)), ctx.new_tensor(gg.I32, (3,))
     y = gg.get_rows(table, ids)
-    assert traffic(y) == 3 * 64 * 4 + 3 * 68 + 12 and operations(y) == 0
+    assert moved_nbytes(y) == 3 * 64 * 4 + 3 * 68 + 12 and flops(y) == 0
 
 
 def test_a_fused_node_is_one_row():
@@ -287,7 +287,7 @@ def test_a_fused_node_is_one_row():
     gg.GraphAllocator(backend).alloc_graph(graph)
     rows = {}
     for fuse in (False, True):
-        from ggjit.cpu.plan import CPUPlan
+        from ggjit.cpu.cpu_plan import CPUPlan
         plan = CPUPlan(backend, graph, graph.placement, fuse=fuse)
         with gg.profile() as p:
             plan.compute()

@@ -12,7 +12,7 @@ Leaves have a placement of their own, in the tensor table.  The placement of com
 plans of one graph may put them in different places, and nothing is ever written into the user's tensors.  If a buffer
 or a leaf moved since the last run (`TABLE.placement_version`), the addresses are resolved again.
 
-Plans of a device: engine/cpu/plan.py, engine/cuda/plan.py.
+Plans of a device: engine/cpu/cpu_plan.py, engine/cuda/cuda_plan.py.
 """
 import contextlib
 import functools
@@ -29,14 +29,14 @@ from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
 from ggjit.core.table import FREED, TABLE
-from ggjit.core.versions import T_VERSION, UPDATED_SOURCES, VERSIONS, written
+from ggjit.core.versions import T_VERSION, VERSIONS, written
 from ggjit.graphs.plan_node import N_PARAM_WORDS, plan_nodes
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
 from ggjit.ops.core import record as r
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.shape import describe
-from ggjit.ops.core.spec import all_specs
+from ggjit.ops.core.spec import all_specs, ops_with
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
 
@@ -91,7 +91,7 @@ class Plan(Results, HtmlRepr):
         self.failed = False                 # the last run did not finish: there are no results
         self._me = weakref.ref(self)
         computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
-        with asking(f"a plan of {len(computed)} nodes"):
+        with oom_guard(f"a plan of {len(computed)} nodes"):
             self._singles = plan_nodes(computed, self._choose, self._marked)
             places = self._check_places()
             self._lay_out(places)
@@ -194,8 +194,9 @@ class Plan(Results, HtmlRepr):
             if offs < 0 or offs + x.layout.nbytes > size:
                 raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
         if any(buf.read_only for buf in places.buffers().values()):
+            updating = ops_with("updates")
             for t in nodes:
-                for x in (t, *written(t)[1:]) if t.op in UPDATED_SOURCES else (t,):
+                for x in (t, *written(t)[1:]) if t.op in updating else (t,):
                     if places(x)[0].read_only:
                         raise ParamError(f"{t!r} would write into read-only {places(x)[0]!r}; work on a copy (gg.dup)")
         return places
@@ -279,13 +280,14 @@ class Plan(Results, HtmlRepr):
         """The leaves this plan computes into: their versions rise with a run (engine/core/versions.py)."""
         nodes = [t for t in [p.t for p in self._singles] if t._fixed_place is None]
         bases = [t.id if t.view_src is None else t.view_src.id for t in nodes]
-        bases += [x.id for t in nodes if t.op in UPDATED_SOURCES for x in written(t)[1:]]
+        updating = ops_with("updates")
+        bases += [x.id for t in nodes if t.op in updating for x in written(t)[1:]]
         ids = np.unique(np.array(bases, np.int64))
         ids = ids[TABLE.words[ids, r.T_BUFFER] >= 0]
         self._written_ids = ids if len(ids) > 1 else None
         self._written_cell = int(ids[0]) * r.T_WORDS + T_VERSION if len(ids) == 1 else None
 
-    @asking("the addresses of a plan")
+    @oom_guard("the addresses of a plan")
     def _up_to_date(self):
         if self.resolved != TABLE.placement_version:
             places = self._check_places()
@@ -449,7 +451,7 @@ class Plan(Results, HtmlRepr):
             where = self.where(t)
             if where is None:
                 raise NotAllocated(f"{describe(t)} is not part of this plan's graph")
-            with asking("numpy", t):
+            with oom_guard("numpy", t):
                 values = t._decoded(self._bytes(t, *where))
             self.check_intact(t)            # again: another plan may have begun to write while the bytes were read
             return values
