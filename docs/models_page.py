@@ -96,13 +96,13 @@ with a norm of every head's query and key:
 ```python
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
-from ggjit.models.blocks.facts import ROPE_NEOX
+from ggjit.models.blocks.hparams import ROPE_NEOX
 from ggjit.models.blocks.feed_forward import Dense
 
-def qwen3(facts):
-    sizes = facts.heads()
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), qk_norm="rms")
-    return Description([Block(attention, Dense(facts.n_ff, bias=False))] * facts.n_layer, facts.eps())
+def qwen3(hparams):
+    sizes = hparams.heads()
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), qk_norm="rms")
+    return Description([Block(attention, Dense(hparams.n_ff, bias=False))] * hparams.n_layer, hparams.eps())
 ```
 """
 

@@ -1,7 +1,7 @@
 """The pieces networks are made of.  A piece is a frozen dataclass: it reads its tensors, says what it keeps between
 tokens, and adds its part to a graph.
 
-    facts.py            hyperparameters from a file's metadata, checked: sizes, RoPE, windows
+    hparams.py          hyperparameters from a file's metadata, checked: sizes, RoPE, windows
     description.py      Description and Block: which pieces a network has, in which order; what pieces are given
     attention.py        attention with norms, biases, windows, sinks, soft caps, RoPE or ALiBi
     feed_forward.py     dense feed-forward networks; moe.py: routers and experts

@@ -15,7 +15,7 @@ import math
 
 import ggjit as gg
 from ggjit.models.blocks.description import linear
-from ggjit.models.blocks.facts import Rope
+from ggjit.models.blocks.hparams import Rope
 
 GATES = {"sigmoid": gg.sigmoid, "softplus": gg.softplus}
 

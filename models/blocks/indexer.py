@@ -12,7 +12,7 @@ import math
 
 import ggjit as gg
 from ggjit.models.blocks.description import linear
-from ggjit.models.blocks.facts import Rope
+from ggjit.models.blocks.hparams import Rope
 
 MASK = "mask of the indexer"            # in Scope.shared: of the last layer that has an indexer
 

@@ -12,7 +12,7 @@ import dataclasses
 import ggjit as gg
 from ggjit.models.blocks.attention import attend, gated, rows_by_head
 from ggjit.models.blocks.description import linear
-from ggjit.models.blocks.facts import Rope
+from ggjit.models.blocks.hparams import Rope
 from ggjit.models.blocks.indexer import Indexer
 
 

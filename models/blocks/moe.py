@@ -48,9 +48,9 @@ class Experts:
     before: bool = False                # are tokens weighted before the experts, instead of what these give?
 
 
-def is_mixture(facts):
+def is_mixture(hparams):
     """Do the file's layers hold experts?"""
-    return facts.has("blk.0.ffn_gate_exps.weight")
+    return hparams.has("blk.0.ffn_gate_exps.weight")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,34 +166,35 @@ class DenseBesideExperts:
         return gg.add(self.dense.build(g, m, w, i), routed)
 
 
-def mixture(facts, n_ff, n_used=None, **switches):
+def mixture(hparams, n_ff, n_used=None, **switches):
     """The Mixture whose counts and scale stand in the metadata.  Errors: ModelError."""
-    n_expert = facts.get("expert_count", kind=int)
-    n_used = facts.get("expert_used_count", kind=int) if n_used is None else n_used
-    path, arch = facts.file.path, facts.file.arch
+    n_expert = hparams.get("expert_count", kind=int)
+    n_used = hparams.get("expert_used_count", kind=int) if n_used is None else n_used
+    path, arch = hparams.file.path, hparams.file.arch
     if not 1 <= n_used <= n_expert:
         raise ModelError(f"{path}: {arch}.expert_used_count = {n_used} does not fit {n_expert} experts")
-    scale = facts.get("expert_weights_scale", 0.0, float)
+    scale = hparams.get("expert_weights_scale", 0.0, float)
     if not 0 <= scale <= MAX_SCALE:
         raise ModelError(f"{path}: {arch}.expert_weights_scale = {scale}, expected 0 (none) to {MAX_SCALE}")
     return Mixture(n_ff, n_expert, n_used, scale, **switches)
 
 
-def groups(facts):
+def groups(hparams):
     """{n_groups, n_groups_used} of a Mixture.  Errors: ModelError."""
-    n, used = (max(facts.get(key, 1, int), 1) for key in ("expert_group_count", "expert_group_used_count"))
-    n_expert = facts.get("expert_count", kind=int)
+    n, used = (max(hparams.get(key, 1, int), 1) for key in ("expert_group_count", "expert_group_used_count"))
+    n_expert = hparams.get("expert_count", kind=int)
     if not 1 <= used <= n or n_expert % n or (n > 1 and n_expert < 2 * n):
-        raise facts.wrong("expert_group_count", n, f"a divisor of the {n_expert} experts that leaves two or more to a "
+        raise hparams.wrong("expert_group_count", n,
+                            f"a divisor of the {n_expert} experts that leaves two or more to a "
                                                    f"group, and at least the {used} groups used")
     return {"n_groups": n, "n_groups_used": used}
 
 
-def gating(facts, default):
+def gating(hparams, default):
     """The kind of gating that the metadata states.  Errors: ModelError."""
-    kind = facts.get("expert_gating_func", default, int) or default
+    kind = hparams.get("expert_gating_func", default, int) or default
     if kind not in (SOFTMAX, SIGMOID):
-        raise facts.wrong("expert_gating_func", kind, f"{SOFTMAX} (softmax) or {SIGMOID} (sigmoid)")
+        raise hparams.wrong("expert_gating_func", kind, f"{SOFTMAX} (softmax) or {SIGMOID} (sigmoid)")
     return kind
 
 

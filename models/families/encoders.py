@@ -8,8 +8,8 @@ import math
 
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description, PostNormBlock
-from ggjit.models.blocks.facts import ROPE_BASES, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.blocks.hparams import ROPE_BASES, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.moe import mixture
 from ggjit.models.families.gemma import encoder_blocks
 from ggjit.models.families.llama import llama
@@ -17,103 +17,105 @@ from ggjit.models.families.llama import llama
 MAX_BUCKETS = 255               # half of them are of single distances, which end before networks/encoder.py's FARTHEST
 
 
-def _post_norm(facts, attention, *feed_forwards, **switches):
+def _post_norm(hparams, attention, *feed_forwards, **switches):
     """feed_forwards: of the layers, in turn."""
     blocks = [PostNormBlock(attention, feed_forwards[i % len(feed_forwards)], **switches)
-              for i in range(facts.n_layer)]
-    return Description(blocks, facts.eps("layer"), norm="layer", embd_norm="token_embd_norm", out_norm="",
+              for i in range(hparams.n_layer)]
+    return Description(blocks, hparams.eps("layer"), norm="layer", embd_norm="token_embd_norm", out_norm="",
                        token_types=True, tied=True)
 
 
-def _rotated(facts, mode=ROPE_NEOX, **switches):
-    sizes = facts.heads()
-    return Attention(**sizes, rope=facts.rope(mode, sizes["d_head"], factors=""),
-                     fused=facts.has("blk.0.attn_qkv.weight"), **switches)
+def _rotated(hparams, mode=ROPE_NEOX, **switches):
+    sizes = hparams.heads()
+    return Attention(**sizes, rope=hparams.rope(mode, sizes["d_head"], factors=""),
+                     fused=hparams.has("blk.0.attn_qkv.weight"), **switches)
 
 
-def nomic_bert(facts):
+def nomic_bert(hparams):
     """BERT with RoPE and SwiGLU."""
-    return _post_norm(facts, _rotated(facts), Dense(facts.n_ff, bias=False))
+    return _post_norm(hparams, _rotated(hparams), Dense(hparams.n_ff, bias=False))
 
 
-def nomic_bert_moe(facts):
+def nomic_bert_moe(hparams):
     """BERT with RoPE; of every `moe_every_n_layers` the second has experts, without gates."""
-    every, dense = facts.get("moe_every_n_layers", 0, int), Dense(facts.n_ff, "gelu")
+    every, dense = hparams.get("moe_every_n_layers", 0, int), Dense(hparams.n_ff, "gelu")
     if every < 2:
-        raise facts.wrong("moe_every_n_layers", every, "at least 2")
-    experts = mixture(facts, facts.n_ff, act="gelu", normed=False)
-    return _post_norm(facts, _rotated(facts), dense, experts, *[dense] * (every - 2))
+        raise hparams.wrong("moe_every_n_layers", every, "at least 2")
+    experts = mixture(hparams, hparams.n_ff, act="gelu", normed=False)
+    return _post_norm(hparams, _rotated(hparams), dense, experts, *[dense] * (every - 2))
 
 
-def jina_bert_v3(facts):
+def jina_bert_v3(hparams):
     """BERT with RoPE."""
-    return _post_norm(facts, _rotated(facts), Dense(facts.n_ff, "gelu"))
+    return _post_norm(hparams, _rotated(hparams), Dense(hparams.n_ff, "gelu"))
 
 
-def jina_bert_v2(facts):
+def jina_bert_v2(hparams):
     """BERT with ALiBi and a GELU gate; for code also norms of queries and keys, and a second attention norm."""
-    normed, again = facts.has("blk.0.attn_q_norm.weight"), facts.has("blk.0.attn_norm_2.weight")
-    bias = facts.get("attention.max_alibi_bias", 8.0, float)
-    attention = Attention(**facts.heads(), bias=True, out_bias=True, qk_norm="layer" if normed else "",
+    normed, again = hparams.has("blk.0.attn_q_norm.weight"), hparams.has("blk.0.attn_norm_2.weight")
+    bias = hparams.get("attention.max_alibi_bias", 8.0, float)
+    attention = Attention(**hparams.heads(), bias=True, out_bias=True, qk_norm="layer" if normed else "",
                           qk_norm_over="all", max_alibi_bias=bias)
-    up, gated = facts.file.tensors.get("blk.0.ffn_up.weight"), facts.has("blk.0.ffn_gate.weight")
-    fused = not gated and up is not None and up.ne[-1] == 2 * facts.n_ff
-    feed_forward = Dense(facts.n_ff, "geglu" if gated or fused else "gelu", fused=fused, out_bias=True)
-    return _post_norm(facts, attention, feed_forward, again=again)
+    up, gated = hparams.file.tensors.get("blk.0.ffn_up.weight"), hparams.has("blk.0.ffn_gate.weight")
+    fused = not gated and up is not None and up.ne[-1] == 2 * hparams.n_ff
+    feed_forward = Dense(hparams.n_ff, "geglu" if gated or fused else "gelu", fused=fused, out_bias=True)
+    return _post_norm(hparams, attention, feed_forward, again=again)
 
 
-def modern_bert(facts):
+def modern_bert(hparams):
     """Norms before the blocks, but none before the first; two layers of three look at a window, with their own RoPE."""
-    sizes = facts.heads()
-    rope = facts.rope(ROPE_NEOX, sizes["d_head"], factors="")
-    near = dataclasses.replace(rope, freq_base=facts.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base))
-    act = {"gelu": "geglu_erf", "silu": "swiglu"}[facts.one_of("hidden_activation", ("gelu", "silu"), "gelu")]
+    sizes = hparams.heads()
+    rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
+    near = dataclasses.replace(rope, freq_base=hparams.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base))
+    act = {"gelu": "geglu_erf", "silu": "swiglu"}[hparams.one_of("hidden_activation", ("gelu", "silu"), "gelu")]
     blocks = [Block(Attention(**sizes, fused=True, bias=False, out_bias=False, window=w, rope=near if w else rope),
-                    Dense(facts.n_ff, act, fused=True, bias=False), norm="centred",
+                    Dense(hparams.n_ff, act, fused=True, bias=False), norm="centred",
                     attn_norm="attn_norm" if i else "")
-              for i, w in enumerate(facts.windows(3, dense_first=True))]
-    return Description(blocks, facts.eps("layer"), norm="centred", embd_norm="token_embd_norm", tied=True)
+              for i, w in enumerate(hparams.windows(3, dense_first=True))]
+    return Description(blocks, hparams.eps("layer"), norm="centred", embd_norm="token_embd_norm", tied=True)
 
 
-def neo_bert(facts):
+def neo_bert(hparams):
     """RMS norms before the blocks; gate and up in one matrix."""
-    block = Block(_rotated(facts, ROPE_NORMAL, bias=False, out_bias=False), Dense(facts.n_ff, fused=True, bias=False))
-    return Description([block] * facts.n_layer, facts.eps(), out_norm="enc.output_norm", tied=True)
+    block = Block(_rotated(hparams, ROPE_NORMAL, bias=False, out_bias=False),
+                  Dense(hparams.n_ff, fused=True, bias=False))
+    return Description([block] * hparams.n_layer, hparams.eps(), out_norm="enc.output_norm", tied=True)
 
 
-def eurobert(facts):
+def eurobert(hparams):
     """LLaMA that looks both ways."""
-    block = Block(_rotated(facts, out_bias=False), Dense(facts.n_ff, bias=False))
-    return Description([block] * facts.n_layer, facts.eps(), tied=True)
+    block = Block(_rotated(hparams, out_bias=False), Dense(hparams.n_ff, bias=False))
+    return Description([block] * hparams.n_layer, hparams.eps(), tied=True)
 
 
-def gemma_embedding(facts):
+def gemma_embedding(hparams):
     """Gemma 3 that looks both ways; two matrices may follow the mean of the tokens."""
-    projections, d = [], facts.n_embd
+    projections, d = [], hparams.n_embd
     for name, inner in (("dense_2", "out"), ("dense_3", "in")):
-        if facts.has(name + ".weight"):
-            n = facts.positive(f"{name}_feat_{inner}")
+        if hparams.has(name + ".weight"):
+            n = hparams.positive(f"{name}_feat_{inner}")
             projections.append((name, d, n) if inner == "out" else (name, n, d))
-        facts.same(f"{name}_feat_{'in' if inner == 'out' else 'out'}", d)
-    return Description(encoder_blocks(facts), facts.eps(), embd_scale=math.sqrt(d), tied=True,
+        hparams.same(f"{name}_feat_{'in' if inner == 'out' else 'out'}", d)
+    return Description(encoder_blocks(hparams), hparams.eps(), embd_scale=math.sqrt(d), tied=True,
                        projections=tuple(projections))
 
 
-def buckets(facts):
+def buckets(hparams):
     """Of T5's relative positions."""
-    n = facts.positive("attention.relative_buckets_count")
+    n = hparams.positive("attention.relative_buckets_count")
     if not 2 <= n <= MAX_BUCKETS:
-        raise facts.wrong("attention.relative_buckets_count", n, f"2 to {MAX_BUCKETS}")
+        raise hparams.wrong("attention.relative_buckets_count", n, f"2 to {MAX_BUCKETS}")
     return n
 
 
-def t5encoder(facts):
+def t5encoder(hparams):
     """Scores of relative positions instead of RoPE, unscaled; RMS norms; a GELU gate or, in the first T5, ReLU."""
-    attention = Attention(**facts.heads(), scale=1.0, bias=False, out_bias=False, out="attn_o",
-                          rel_buckets=buckets(facts))
-    gated = facts.has("enc.blk.0.ffn_gate.weight")
-    block = Block(attention, Dense(facts.n_ff, "geglu" if gated else "relu", bias=False))
-    return Description([block] * facts.n_layer, facts.eps(), out_norm="enc.output_norm", prefix="enc.blk.", tied=True)
+    attention = Attention(**hparams.heads(), scale=1.0, bias=False, out_bias=False, out="attn_o",
+                          rel_buckets=buckets(hparams))
+    gated = hparams.has("enc.blk.0.ffn_gate.weight")
+    block = Block(attention, Dense(hparams.n_ff, "geglu" if gated else "relu", bias=False))
+    return Description([block] * hparams.n_layer, hparams.eps(), out_norm="enc.output_norm", prefix="enc.blk.",
+                       tied=True)
 
 
 FAMILY = {"nomic-bert": nomic_bert, "jina-bert-v2": jina_bert_v2, "modern-bert": modern_bert, "t5encoder": t5encoder,

@@ -2,146 +2,147 @@
 and 2, CodeShell, Orion."""
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
-from ggjit.models.blocks.facts import ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.blocks.hparams import ROPE_NEOX, ROPE_NORMAL
 
 
-def _described(facts, attention, feed_forward, block=None, **switches):
+def _described(hparams, attention, feed_forward, block=None, **switches):
     """The same block in every layer, with layer norms."""
     block = Block(attention, feed_forward, **{"norm": "layer", **(block or {})})
-    return Description([block] * facts.n_layer, facts.eps("layer"), **{"norm": block.norm, **switches})
+    return Description([block] * hparams.n_layer, hparams.eps("layer"), **{"norm": block.norm, **switches})
 
 
-def gpt2(facts):
+def gpt2(hparams):
     """Learned positions, biases everywhere."""
-    attention = Attention(**facts.heads(), fused=True, bias=True, out_bias=True)
-    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True), positions=True)
+    attention = Attention(**hparams.heads(), fused=True, bias=True, out_bias=True)
+    return _described(hparams, attention, Dense(hparams.n_ff, "gelu", bias=True), positions=True)
 
 
-def starcoder2(facts):
-    sizes = facts.heads()
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=True)
-    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True))
+def starcoder2(hparams):
+    sizes = hparams.heads()
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=True)
+    return _described(hparams, attention, Dense(hparams.n_ff, "gelu", bias=True))
 
 
-def gptneox(facts):
+def gptneox(hparams):
     """Attention and feed-forward in parallel, each with a norm of its own, where the file says so."""
-    sizes, parallel = facts.heads(), facts.get("use_parallel_residual", True, bool)
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), fused=True, bias=True,
+    sizes, parallel = hparams.heads(), hparams.get("use_parallel_residual", True, bool)
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), fused=True, bias=True,
                           out_bias=True)
-    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True), {"parallel": parallel}, tied=False)
+    return _described(hparams, attention, Dense(hparams.n_ff, "gelu", bias=True), {"parallel": parallel}, tied=False)
 
 
-def falcon(facts):
+def falcon(hparams):
     """Parallel; from 40B on attention has a norm of its own."""
-    sizes = facts.heads()
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), fused=True, bias=False,
+    sizes = hparams.heads()
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), fused=True, bias=False,
                           out_bias=False)
-    norms = {"attn_norm": "attn_norm_2", "ffn_norm": "attn_norm"} if facts.has("blk.0.attn_norm_2.weight") else \
+    norms = {"attn_norm": "attn_norm_2", "ffn_norm": "attn_norm"} if hparams.has("blk.0.attn_norm_2.weight") else \
         {"ffn_norm": ""}
-    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=False), {"parallel": True, **norms})
+    return _described(hparams, attention, Dense(hparams.n_ff, "gelu", bias=False), {"parallel": True, **norms})
 
 
-def phi2(facts):
+def phi2(hparams):
     """Parallel with one norm; biases everywhere, of the logits too."""
-    sizes = facts.heads()
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""),
-                          fused=facts.has("blk.0.attn_qkv.weight"), bias=True, out_bias=True)
-    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True), {"parallel": True, "ffn_norm": ""},
+    sizes = hparams.heads()
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""),
+                          fused=hparams.has("blk.0.attn_qkv.weight"), bias=True, out_bias=True)
+    return _described(hparams, attention, Dense(hparams.n_ff, "gelu", bias=True), {"parallel": True, "ffn_norm": ""},
                       tied=False, output_bias=True)
 
 
-def stablelm(facts):
+def stablelm(hparams):
     """Parallel with one norm, and norms of queries and keys by head, where the file has no ffn_norm (12B)."""
-    sizes = facts.heads()
-    normed = facts.has("blk.0.attn_q_norm.weight")
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=False,
+    sizes = hparams.heads()
+    normed = hparams.has("blk.0.attn_q_norm.weight")
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=False,
                           qk_norm="centred" if normed else "", qk_norm_over="heads")
-    parallel = not facts.has("blk.0.ffn_norm.weight")
-    return _described(facts, attention, Dense(facts.n_ff, bias=False),
+    parallel = not hparams.has("blk.0.ffn_norm.weight")
+    return _described(hparams, attention, Dense(hparams.n_ff, bias=False),
                       {"parallel": parallel, "ffn_norm": "" if parallel else "ffn_norm"}, tied=False)
 
 
-def command_r(facts):
+def command_r(hparams):
     """Parallel with one norm without bias; logits are scaled."""
-    sizes = facts.heads()
-    normed = facts.n_layer >= 64
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NORMAL, sizes["d_head"], factors=""), bias=None,
+    sizes = hparams.heads()
+    normed = hparams.n_layer >= 64
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NORMAL, sizes["d_head"], factors=""), bias=None,
                           out_bias=False, qk_norm="centred" if normed else "", qk_norm_over="heads")
-    return _described(facts, attention, Dense(facts.n_ff, bias=False),
+    return _described(hparams, attention, Dense(hparams.n_ff, bias=False),
                       {"norm": "centred", "parallel": True, "ffn_norm": ""}, tied=True,
-                      logit_scale=facts.scale("logit_scale"))
+                      logit_scale=hparams.scale("logit_scale"))
 
 
-def cohere2(facts):
+def cohere2(hparams):
     """Command R with windows; full layers, every fourth, have no RoPE."""
-    sizes = facts.heads()
-    rope = facts.rope(ROPE_NORMAL, sizes["d_head"], factors="")
+    sizes = hparams.heads()
+    rope = hparams.rope(ROPE_NORMAL, sizes["d_head"], factors="")
     blocks = [Block(Attention(**sizes, rope=rope if w else None, window=w, out_bias=False),
-                    Dense(facts.n_ff, bias=False), norm="centred", parallel=True, ffn_norm="")
-              for w in facts.windows(4, default=...)]
-    return Description(blocks, facts.eps("layer"), norm="centred", tied=True, logit_scale=facts.scale("logit_scale"))
+                    Dense(hparams.n_ff, bias=False), norm="centred", parallel=True, ffn_norm="")
+              for w in hparams.windows(4, default=...)]
+    return Description(blocks, hparams.eps("layer"), norm="centred", tied=True,
+                       logit_scale=hparams.scale("logit_scale"))
 
 
-def bloom(facts):
+def bloom(hparams):
     """ALiBi instead of positions, and a norm of the embeddings."""
-    attention = Attention(**facts.heads(), fused=True, bias=True, out_bias=True, max_alibi_bias=8.0)
-    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True), embd_norm="token_embd_norm")
+    attention = Attention(**hparams.heads(), fused=True, bias=True, out_bias=True, max_alibi_bias=8.0)
+    return _described(hparams, attention, Dense(hparams.n_ff, "gelu", bias=True), embd_norm="token_embd_norm")
 
 
-def olmo(facts):
+def olmo(hparams):
     """Norms without parameters; queries, keys and values kept within limits."""
-    sizes = facts.heads()
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NORMAL, sizes["d_head"], factors=""), bias=None,
-                          out_bias=False, clamp=facts.scale("attention.clamp_kqv"))
-    return _described(facts, attention, Dense(facts.n_ff, bias=False), {"norm": "bare"})
+    sizes = hparams.heads()
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NORMAL, sizes["d_head"], factors=""), bias=None,
+                          out_bias=False, clamp=hparams.scale("attention.clamp_kqv"))
+    return _described(hparams, attention, Dense(hparams.n_ff, bias=False), {"norm": "bare"})
 
 
-def nemotron(facts):
+def nemotron(hparams):
     """Squared ReLU."""
-    sizes = facts.heads()
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""))
-    return _described(facts, attention, Dense(facts.n_ff, "relu_sqr"), tied=False)
+    sizes = hparams.heads()
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""))
+    return _described(hparams, attention, Dense(hparams.n_ff, "relu_sqr"), tied=False)
 
 
-def mpt(facts):
+def mpt(hparams):
     """ALiBi, or learned positions; queries, keys and values within limits; norms of queries and keys in some."""
-    positions, normed = facts.has("position_embd.weight"), facts.has("blk.0.attn_q_norm.weight")
-    attention = Attention(**facts.heads(), fused=True, clamp=facts.scale("attention.clamp_kqv"),
-                          max_alibi_bias=facts.scale("attention.max_alibi_bias"), qk_norm="layer" if normed else "",
+    positions, normed = hparams.has("position_embd.weight"), hparams.has("blk.0.attn_q_norm.weight")
+    attention = Attention(**hparams.heads(), fused=True, clamp=hparams.scale("attention.clamp_kqv"),
+                          max_alibi_bias=hparams.scale("attention.max_alibi_bias"), qk_norm="layer" if normed else "",
                           qk_norm_over="all" if normed else "head")
-    norm = "layer" if facts.has("output_norm.bias") else "centred"
-    return _described(facts, attention, Dense(facts.n_ff, "gelu"), {"norm": norm}, positions=positions)
+    norm = "layer" if hparams.has("output_norm.bias") else "centred"
+    return _described(hparams, attention, Dense(hparams.n_ff, "gelu"), {"norm": norm}, positions=positions)
 
 
-def jais(facts):
+def jais(hparams):
     """ALiBi, a SiLU gate and biases everywhere; scores over the size of a head, not its root."""
-    sizes = facts.heads()
+    sizes = hparams.heads()
     attention = Attention(**sizes, fused=True, bias=True, out_bias=True, scale=1.0 / sizes["d_head"],
-                          max_alibi_bias=facts.scale("attention.max_alibi_bias"))
-    return _described(facts, attention, Dense(facts.n_ff, bias=True), tied=False)
+                          max_alibi_bias=hparams.scale("attention.max_alibi_bias"))
+    return _described(hparams, attention, Dense(hparams.n_ff, bias=True), tied=False)
 
 
-def codeshell(facts):
+def codeshell(hparams):
     """GPT-2 with RoPE and groups of heads."""
-    sizes = facts.heads()
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), fused=True, bias=True,
+    sizes = hparams.heads()
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), fused=True, bias=True,
                           out_bias=True)
-    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True))
+    return _described(hparams, attention, Dense(hparams.n_ff, "gelu", bias=True))
 
 
-def orion(facts):
+def orion(hparams):
     """LLaMA with layer norms."""
-    sizes = facts.heads()
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=False)
-    return _described(facts, attention, Dense(facts.n_ff, bias=False), tied=False)
+    sizes = hparams.heads()
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=False)
+    return _described(hparams, attention, Dense(hparams.n_ff, bias=False), tied=False)
 
 
-def jais2(facts):
+def jais2(hparams):
     """Squared ReLU, biases everywhere, RoPE."""
-    sizes = facts.heads()
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=True)
-    return _described(facts, attention, Dense(facts.n_ff, "relu_sqr", bias=True))
+    sizes = hparams.heads()
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=True)
+    return _described(hparams, attention, Dense(hparams.n_ff, "relu_sqr", bias=True))
 
 
 FAMILY = {"gpt2": gpt2, "starcoder2": starcoder2, "gptneox": gptneox, "falcon": falcon, "phi2": phi2,

@@ -8,86 +8,88 @@ import dataclasses
 
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description, NormedAgain
-from ggjit.models.blocks.facts import MAX_LAYERS, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.feed_forward import Dense, Projection
+from ggjit.models.blocks.hparams import MAX_LAYERS, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.moe import is_mixture, mixture
 
 
-def dense_or_experts(facts, **switches):
+def dense_or_experts(hparams, **switches):
     """The feed-forward of Mixtral: experts of the width of the dense one, where the file has them."""
-    return mixture(facts, facts.n_ff, **switches) if is_mixture(facts) else Dense(facts.n_ff)
+    return mixture(hparams, hparams.n_ff, **switches) if is_mixture(hparams) else Dense(hparams.n_ff)
 
 
-def llama(facts, mode=ROPE_NORMAL, **switches):
-    sizes = facts.heads()
-    rope = facts.rope(mode, sizes["d_head"], kinds=ROPE_KINDS)
-    block = Block(Attention(**sizes, rope=rope, **switches), dense_or_experts(facts))
-    return Description([block] * facts.n_layer, facts.eps())
+def llama(hparams, mode=ROPE_NORMAL, **switches):
+    sizes = hparams.heads()
+    rope = hparams.rope(mode, sizes["d_head"], kinds=ROPE_KINDS)
+    block = Block(Attention(**sizes, rope=rope, **switches), dense_or_experts(hparams))
+    return Description([block] * hparams.n_layer, hparams.eps())
 
 
-def qwen2(facts):
-    return llama(facts, ROPE_NEOX)
+def qwen2(hparams):
+    return llama(hparams, ROPE_NEOX)
 
 
-def granite(facts):
+def granite(hparams):
     """LLaMA with scales: of the embeddings, the scores, what a layer adds, and the logits."""
-    sizes, shared = facts.heads(), facts.get("expert_shared_feed_forward_length", 0, int)
-    rope = facts.rope(ROPE_NORMAL, sizes["d_head"], kinds=ROPE_KINDS)
-    rope = rope if facts.get("rope.scaling.finetuned", True, bool) else None
-    feed_forward = dense_or_experts(facts, **granite_shared(shared))
-    block = Block(Attention(**sizes, rope=rope, scale=facts.scale("attention.scale")), feed_forward,
-                  residual_scale=facts.scale("residual_scale"))
-    return Description([block] * facts.n_layer, facts.eps(), embd_scale=facts.scale("embedding_scale"),
-                       logit_scale=1.0 / facts.between("logit_scale", 1e-6, 1e6))
+    sizes, shared = hparams.heads(), hparams.get("expert_shared_feed_forward_length", 0, int)
+    rope = hparams.rope(ROPE_NORMAL, sizes["d_head"], kinds=ROPE_KINDS)
+    rope = rope if hparams.get("rope.scaling.finetuned", True, bool) else None
+    feed_forward = dense_or_experts(hparams, **granite_shared(shared))
+    block = Block(Attention(**sizes, rope=rope, scale=hparams.scale("attention.scale")), feed_forward,
+                  residual_scale=hparams.scale("residual_scale"))
+    return Description([block] * hparams.n_layer, hparams.eps(), embd_scale=hparams.scale("embedding_scale"),
+                       logit_scale=1.0 / hparams.between("logit_scale", 1e-6, 1e6))
 
 
 def granite_shared(n_ff):
     return {"shared": Dense(n_ff, suffix="_shexp", bias=False)} if n_ff else {}
 
 
-def smollm3(facts):
+def smollm3(hparams):
     """Every fourth layer has no RoPE."""
-    sizes = facts.heads()
-    rope = facts.rope(ROPE_NORMAL, sizes["d_head"], factors="")
-    feed_forward = Dense(facts.n_ff, bias=False)
+    sizes = hparams.heads()
+    rope = hparams.rope(ROPE_NORMAL, sizes["d_head"], factors="")
+    feed_forward = Dense(hparams.n_ff, bias=False)
     blocks = [Block(Attention(**sizes, rope=None if i % 4 == 3 else rope), feed_forward)
-              for i in range(facts.n_layer)]
-    return Description(blocks, facts.eps())
+              for i in range(hparams.n_layer)]
+    return Description(blocks, hparams.eps())
 
 
-def bitnet(facts):
+def bitnet(hparams):
     """Norms inside attention and feed-forward, before their last matrix."""
-    sizes = facts.heads()
-    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), sub_norm=True, scaled=True)
-    block = Block(attention, Dense(facts.n_ff, sub_norm=True, scaled=True))
-    return Description([block] * facts.n_layer, facts.eps(), tied=True)
+    sizes = hparams.heads()
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), sub_norm=True,
+                          scaled=True)
+    block = Block(attention, Dense(hparams.n_ff, sub_norm=True, scaled=True))
+    return Description([block] * hparams.n_layer, hparams.eps(), tied=True)
 
 
-def deci(facts):
+def deci(hparams):
     """Layers of different sizes; some have a matrix instead of attention, no attention, or nothing at all."""
-    heads, blocks = facts.heads_per_layer(may_lack=True), []
-    n_heads, n_ffs = facts.per_layer("attention.head_count"), facts.per_layer("feed_forward_length")
-    rope = facts.rope(ROPE_NORMAL, facts.positive("attention.key_length", facts.n_embd // max(*n_heads, 1)),
-                      kinds=ROPE_KINDS)
+    heads, blocks = hparams.heads_per_layer(may_lack=True), []
+    n_heads, n_ffs = hparams.per_layer("attention.head_count"), hparams.per_layer("feed_forward_length")
+    rope = hparams.rope(ROPE_NORMAL, hparams.positive("attention.key_length", hparams.n_embd // max(*n_heads, 1)),
+                        kinds=ROPE_KINDS)
     for i, (sizes, n_head, n_ff) in enumerate(zip(heads, n_heads, n_ffs, strict=True)):
         mixer = Attention(**sizes, rope=rope) if sizes else Projection() if n_head else None
         if mixer and not n_ff:
-            raise facts.wrong("feed_forward_length", 0, f"a positive number at layer {i}, which has attention")
+            raise hparams.wrong("feed_forward_length", 0, f"a positive number at layer {i}, which has attention")
         blocks.append(Block(mixer, Dense(n_ff) if n_ff else None))
-    return Description(blocks, facts.eps())
+    return Description(blocks, hparams.eps())
 
 
-def nanbeige(facts):
+def nanbeige(hparams):
     """The layers are passed several times, with the last norm in between."""
-    sizes, n = facts.heads(), facts.n_layer
-    n_times = facts.positive("num_loops", 1)
+    sizes, n = hparams.heads(), hparams.n_layer
+    n_times = hparams.positive("num_loops", 1)
     if n * n_times > MAX_LAYERS:
-        raise facts.wrong("num_loops", n_times, f"at most {MAX_LAYERS // n}")
-    block = Block(Attention(**sizes, rope=facts.rope(ROPE_NORMAL, sizes["d_head"]), out_bias=False),
-                  Dense(facts.n_ff, bias=False))
-    last = block if facts.get("skip_loop_final_norm", False, bool) else dataclasses.replace(block, finish=NormedAgain())
+        raise hparams.wrong("num_loops", n_times, f"at most {MAX_LAYERS // n}")
+    block = Block(Attention(**sizes, rope=hparams.rope(ROPE_NORMAL, sizes["d_head"]), out_bias=False),
+                  Dense(hparams.n_ff, bias=False))
+    last = block if hparams.get("skip_loop_final_norm", False,
+                                bool) else dataclasses.replace(block, finish=NormedAgain())
     blocks = ([block] * (n - 1) + [last]) * (n_times - 1) + [block] * n
-    return Description(blocks, facts.eps(), n_stored=n)
+    return Description(blocks, hparams.eps(), n_stored=n)
 
 
 FAMILY = {"llama": llama, "qwen2": qwen2, "granite": granite, "granitemoe": granite, "smollm3": smollm3,

@@ -11,7 +11,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.models.blocks.attention import attend
 from ggjit.models.blocks.description import Scope
-from ggjit.models.blocks.facts import Facts
+from ggjit.models.blocks.hparams import HParams
 from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import ModelError, TypeMismatch
 from ggjit.ops.core.host_memory import empty
@@ -28,19 +28,19 @@ class Bert(Network):
     projections = ()                # matrices that the pooled embedding passes
 
     def _load(self):
-        facts = Facts(self.file)
-        get = facts.positive
+        hparams = HParams(self.file)
+        get = hparams.positive
         self.n_embd, self.n_layer = get("embedding_length"), get("block_count")
         self.n_head = get("attention.head_count")
         self.n_ff, self.n_ctx_train = get("feed_forward_length"), get("context_length")
         self.n_ctx = self.n_ctx_train
-        self.eps = facts.eps("layer")
-        self.pooling = self._pooling(facts)
+        self.eps = hparams.eps("layer")
+        self.pooling = self._pooling(hparams)
         if self.n_embd % self.n_head:
             raise ModelError(f"{self.file.path}: {self.n_head} heads do not divide embedding_length {self.n_embd}")
-        facts.same("attention.head_count_kv", self.n_head)
+        hparams.same("attention.head_count_kv", self.n_head)
         for key in ("attention.key_length", "attention.value_length"):
-            facts.same(key, self.n_embd // self.n_head)
+            hparams.same(key, self.n_embd // self.n_head)
         table = self.file.tensors.get("token_embd.weight")
         self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0
         want, d, f = self.weights.want, self.n_embd, self.n_ff
@@ -57,8 +57,8 @@ class Bert(Network):
             self.layers.append({**linear, "attn_norm": self._norm_weights(p + "attn_output_norm"),
                                 "out_norm": self._norm_weights(p + "layer_output_norm")})
 
-    def _pooling(self, facts):
-        kind = facts.get("pooling_type", MEAN, int)
+    def _pooling(self, hparams):
+        kind = hparams.get("pooling_type", MEAN, int)
         if kind not in (MEAN, CLS, LAST):
             raise ModelError(f"{self.file.path}: {self.file.arch}.pooling_type {kind} is not supported; supported: "
                              f"mean (1), cls (2), last (3)")

@@ -14,7 +14,7 @@ import ggjit as gg
 from ggjit.core.buffer import MultiBuffer
 from ggjit.core.placing import place_tensors
 from ggjit.models.blocks.description import CacheSizes, Loader, Scope, linear, mask_name, rows_name
-from ggjit.models.blocks.facts import MAX_CTX, ROPE_OPTIONS, Facts, rope_options
+from ggjit.models.blocks.hparams import MAX_CTX, ROPE_OPTIONS, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks import context_shift
@@ -44,11 +44,11 @@ class DecoderGraph(Network):
 
     # ------------------------------------------------------------ loading
     def _load(self):
-        facts = Facts(self.file, rope=self._rope)
-        self.n_embd, self.n_layer, self.n_ctx_train = facts.n_embd, facts.n_layer, facts.n_ctx_train
-        self.n_ctx = facts.n_ctx = self._context_size()
-        self.description = DECODERS[self.file.arch](facts)
-        self.n_layer, self._n_left = len(self.description.blocks), facts.n_predicting
+        hparams = HParams(self.file, rope=self._rope)
+        self.n_embd, self.n_layer, self.n_ctx_train = hparams.n_embd, hparams.n_layer, hparams.n_ctx_train
+        self.n_ctx = hparams.n_ctx = self._context_size()
+        self.description = DECODERS[self.file.arch](hparams)
+        self.n_layer, self._n_left = len(self.description.blocks), hparams.n_predicting
         self._check_positions()
         self.n_batch = min(self.n_batch, self.n_ctx)
         self._check_kv_type()

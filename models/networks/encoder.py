@@ -9,7 +9,7 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.models.blocks.description import Loader, Scope, mask_name
-from ggjit.models.blocks.facts import Facts
+from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families.registry import ENCODERS
 from ggjit.models.networks.bert import Bert
 
@@ -20,11 +20,11 @@ class Encoder(Bert):
     """`m.embed(["a text", ...])`, `m.hidden(ids)`."""
 
     def _load(self):
-        facts = Facts(self.file)
-        self.n_embd, self.n_layer = facts.n_embd, facts.n_layer
-        self.n_ctx_train = self.n_ctx = facts.n_ctx = facts.n_ctx_train
-        self.pooling = self._pooling(facts)
-        self.description = about = ENCODERS[self.file.arch](facts)
+        hparams = HParams(self.file)
+        self.n_embd, self.n_layer = hparams.n_embd, hparams.n_layer
+        self.n_ctx_train = self.n_ctx = hparams.n_ctx = hparams.n_ctx_train
+        self.pooling = self._pooling(hparams)
+        self.description = about = ENCODERS[self.file.arch](hparams)
         loader, tensors = Loader(self.weights, self.n_embd), self.file.tensors
         table, types = tensors.get("token_embd.weight"), tensors.get("token_types.weight")
         self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0

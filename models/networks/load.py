@@ -4,7 +4,7 @@ import pathlib
 import time
 
 from ggjit.core.arguments import typed_call
-from ggjit.models.blocks.facts import ROPE_OPTIONS
+from ggjit.models.blocks.hparams import ROPE_OPTIONS
 from ggjit.models.core.checks import known_options
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile

@@ -9,7 +9,7 @@ from ggjit.cpu.plan import likely_parts, needs
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
-from ggjit.models.blocks.facts import Facts
+from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import FIND_BROKEN, BrokenValues
 from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.weights import Weights
@@ -64,7 +64,7 @@ class Network(Inside):
             raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
         self.file = file
         self.backend, gpu = choose_backends(backend, n_threads, n_gpu_layers)
-        self.offload = offload(gpu, n_gpu_layers, Facts(file).n_layer, cpu_moe) if devices is None else \
+        self.offload = offload(gpu, n_gpu_layers, HParams(file).n_layer, cpu_moe) if devices is None else \
             Spread(devices, self)
         self.scheduler = None
         self.weights = Weights(file, self.backend.device)

@@ -11,7 +11,7 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.models.blocks.description import WHOLE, Loader, Scope
-from ggjit.models.blocks.facts import Facts
+from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families.t5 import encoder
 from ggjit.models.networks.cells import _band
 from ggjit.models.networks.decoder import Decoder
@@ -34,7 +34,7 @@ class T5(Decoder):
     # ------------------------------------------------------------ loading
     def _load_weights(self):
         super()._load_weights()
-        about = self._encoder = encoder(Facts(self.file))
+        about = self._encoder = encoder(HParams(self.file))
         loader = Loader(self.weights, self.n_embd, self.n_vocab)
         self._encoder_layers = [b.load(loader, f"{about.prefix}{i}.") for i, b in enumerate(about.blocks)]
         self._encoder_norm = loader.norm(about.out_norm, about.norm)

@@ -12,7 +12,7 @@ from helpers.sample import sampled
 import ggjit as gg
 from ggjit.models import load_gguf, load_model, save_gguf
 from ggjit.models.blocks import feed_forward
-from ggjit.models.blocks.facts import Facts
+from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families import experts
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.networks.encoder import relative_buckets
@@ -210,13 +210,13 @@ class Stated:
 
 def test_what_a_file_leaves_out_is_what_llamacpp_takes():
     def scale(**keys):
-        return Facts(Stated(**keys)).rope(0, 8).freq_scale
+        return HParams(Stated(**keys)).rope(0, 8).freq_scale
     assert scale(rope__scaling__factor=4.0) == scale(rope__scaling__factor=4.0, rope__scaling__type="linear") == 0.25
     assert scale() == scale(rope__scaling__factor=4.0, rope__scaling__type="none") == 1.0
-    assert Facts(Stated()).windows(2, default=4096) == [4096, 0, 4096, 0]
+    assert HParams(Stated()).windows(2, default=4096) == [4096, 0, 4096, 0]
     for keys in ({}, {"attention__sliding_window": 0}):
         with pytest.raises(gg.ModelError, match="attention.sliding_window"):
-            Facts(Stated(**keys)).windows(2, default=...)
+            HParams(Stated(**keys)).windows(2, default=...)
 
 
 def test_a_token_sees_its_chunk(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-from ggjit.models.blocks.facts import ROPE_KINDS, ROPE_OPTIONS
+from ggjit.models.blocks.hparams import ROPE_KINDS, ROPE_OPTIONS
 from ggjit.models.core.checks import read_text
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import ParamError, extra

@@ -94,8 +94,8 @@ def rope_options(given):
     return out
 
 
-class Facts:
-    """`facts.positive("embedding_length")`; keys are those of the architecture, without its name.
+class HParams:
+    """`hparams.positive("embedding_length")`; keys are those of the architecture, without its name.
 
     n_ctx: how many tokens the context will hold, where that is known.  rope: what `rope_options` gives, instead of
     what the file states.  Errors: ModelError, with file and key.
