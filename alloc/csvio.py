@@ -9,7 +9,7 @@ import numpy as np
 
 from ggjit.alloc.offsets.planners import plan_offsets
 from ggjit.ops.core.errors import BadFile
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.whole_file import whole_file
 
 COLUMNS = ("id", "lower", "upper", "size")
@@ -82,7 +82,7 @@ def defused(cell):
     return cell
 
 
-@asking("a problem from a file")
+@oom_guard("a problem from a file")
 def run_plan_csv(in_path, out_path=None, capacity=None, **search):
     """Plan a CSV file; writes out_path (with offsets, also when over capacity) and returns
     {"peak", "lower_bound", "proved_bound", "fits", "seconds", "nodes", "planner", "n_buffers"}: three times bytes, one

@@ -21,7 +21,7 @@ from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check
 from ggjit.alloc.offsets.chunked import plan_chunks
 from ggjit.alloc.offsets.planners import Clock, plan_offsets
 from ggjit.ops.core.errors import ParamError, ShapeError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.progress import busy
 from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
@@ -42,7 +42,7 @@ def _per_buffer(value, n, name):
     return out
 
 
-@asking("a memory plan")
+@oom_guard("a memory plan")
 def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None, node_buffers=None, leaf_buffers=None,
                n_buffers=1, planner="ggml", in_place=None, parse_seq=None, time_limit=1.0, outputs=(), capacity=None,
                node_limit=None, remember=False):

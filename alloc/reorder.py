@@ -6,7 +6,7 @@ from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.orders.exact_order import Bytes
 from ggjit.alloc.orders.memory_order import legal_edges, memory_order
 from ggjit.alloc.orders.order_variants import variants
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 
 ALIGNMENT = 32                  # bytes; what plan_graph pads to
 PLAN_NODES = 5000               # of the search for offsets of an order; most are at their bound at once
@@ -18,7 +18,7 @@ def padded(sizes):
     return [-(-np.asarray(z, np.int64) // ALIGNMENT) * ALIGNMENT for z in sizes]
 
 
-@asking("an order of nodes")
+@oom_guard("an order of nodes")
 def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None, outputs=()):
     """node_ids in a legal order whose plan by "best" is below that of the given one, or the given one.
 

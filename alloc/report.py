@@ -16,7 +16,7 @@ from ggjit.alloc import plots
 from ggjit.alloc.csvio import defused, write_problem
 from ggjit.alloc.ggml.alias import CAUSE_TEXT, NOTHING_TO_PLACE
 from ggjit.ops.core.errors import ParamError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_file import whole_file, write_whole
 
@@ -118,7 +118,7 @@ class MeasureReport:
             self.by_alloc.setdefault(r.alloc, []).append(r)
 
     @classmethod
-    @asking("a report of a memory plan")
+    @oom_guard("a report of a memory plan")
     def from_plan(cls, plan, node_ids, leaf_ids, describe, kinds=None, title=""):
         """describe(id) -> {"name", "op", "type", "shape", "nbytes", "where"} for any tensor of the graph."""
         seen = {}

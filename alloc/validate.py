@@ -7,14 +7,14 @@ import bisect
 from ggjit.alloc.ggml.problem import IN_PLACE_OPS
 from ggjit.ops.core import record as rec
 from ggjit.ops.core.errors import GgjitError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 
 
 class InvalidPlan(GgjitError, AssertionError):
     """A plan that would corrupt memory; the message names both tensors or buffers."""
 
 
-@asking("the check of a layout")
+@oom_guard("the check of a layout")
 def check_layout(lower, upper, size, offsets, alignment=1, capacity=None):
     """Raise InvalidPlan unless no two buffers that meet in time overlap and every offset is aligned and in bounds.
 
@@ -168,7 +168,7 @@ class _Run:
             self.write(i)
 
 
-@asking("the check of a memory plan")
+@oom_guard("the check of a memory plan")
 def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), in_place=None, leafs_first=True,
                      outputs=()):
     """Run the graph on tags: raise InvalidPlan when any node reads bytes that another tensor has overwritten.

@@ -32,7 +32,7 @@ from ggjit.alloc.offsets.search import FOUND, INFEASIBLE, RULES, CanonicalSearch
 from ggjit.alloc.offsets.search import KERNELS as SEARCH_KERNELS
 from ggjit.alloc.offsets.sections import Instance
 from ggjit.ops.core.errors import ParamError, ShapeError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import CACHE
 
@@ -311,7 +311,7 @@ def _signed(events, n):
     return events.astype(np.int64)
 
 
-@asking("a layout of buffers")
+@oom_guard("a layout of buffers")
 def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0, events=None, node_limit=None, seed=0,
                  n_threads=1):
     """Offsets for buffers that are live on the half-open steps [lower, upper) and take `size` bytes.

@@ -11,7 +11,7 @@ from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan import Plan
 from ggjit.graphs.results import LeftOver, mark_last
 from ggjit.ops.core.errors import NotAllocated, ParamError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.sched.plan import ScheduledPlan
 from ggjit.tensors.tensor import Tensor
@@ -23,7 +23,7 @@ def default_backend():
     return init_backend("CPU", fuse=0)
 
 
-@asking("compute")
+@oom_guard("compute")
 def compute(*outputs, backend=None, planner="ggml"):
     """Allocate, run and read: the values of the tensors, one array or a tuple.
 

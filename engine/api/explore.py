@@ -21,7 +21,7 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan import Plan
 from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.progress import work
 from ggjit.profiling.profile import profile
@@ -33,7 +33,7 @@ MAX_READ_NBYTES = 64 << 20      # results with more are not read for their value
 
 
 @typed_call
-@asking("explore")
+@oom_guard("explore")
 def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit=0.5, title="", **settings):
     """An Explorer: an interactive view of a graph's memory plan and, with run=True, of its run node by node.
 

@@ -19,13 +19,13 @@ from ggjit.core.buffer import BufferType
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph, visit
 from ggjit.ops.core.errors import ParamError, TypeMismatch
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.spec import in_place_table
 from ggjit.tensors.summary import label, op_name, source_line
 
 
-@asking("measure")
+@oom_guard("measure")
 def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, kinds=None, title="", what_if=()):
     """A MeasureReport of `graph` for the buffer type of `target` (a backend or buffer type; default the CPU's).
 

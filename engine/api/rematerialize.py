@@ -20,7 +20,7 @@ from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.pickling import dump, load
 from ggjit.ops.core.errors import GgjitError, ParamError, extra
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.record import OP, T_FLAGS, VIEW_OPS
 from ggjit.ops.core.row_axes import last_axis
@@ -185,7 +185,7 @@ class _Copy:
 
 
 # ---------------------------------------------------------------- what users call
-@asking("rematerialize")
+@oom_guard("rematerialize")
 def rematerialize(graph, budget, target=None, profile=None, cut=True):
     """A graph that computes the same with a peak of at most `budget` bytes, some results computed twice or more.
 

@@ -22,7 +22,7 @@ from ggjit.core.table import NO_PARAMS, TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import NotAllocated, ParamError, TypeMismatch
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import OP, T_BUFFER, T_GEN, T_OFFS, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
@@ -132,7 +132,7 @@ class GraphAllocator:
         self._where, self._lives = {}, {}               # placement of the last allocated graph, and its tensors' lives
         self.last = None                                # GraphPlan of the last reserve or alloc_graph
 
-    @asking("a memory plan")
+    @oom_guard("a memory plan")
     def plan(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
         """The memory plan of `graph`; allocates nothing.
 
@@ -153,7 +153,7 @@ class GraphAllocator:
                 self._work = {graph.nodes[i].id: (*places[m.id], nbytes[i]) for i, m in marks if m.view_src is None}
         return self.last
 
-    @asking("a memory plan")
+    @oom_guard("a memory plan")
     def saving(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
         """What planner="best" would save for `graph`: a number, the bytes less that it would take than this allocator's
         planner, shown as a line that also says how long both plan.  Allocates nothing.

@@ -14,7 +14,7 @@ import math
 from ggjit.core.arguments import expect
 from ggjit.graphs.graph import Graph, visit
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import FLAG_LOSS, FLAG_PARAM, OP, VIEW_OPS
 from ggjit.ops.core.shape import describe, is_contiguous, rows_contiguous, same_shape
 from ggjit.ops.core.spec import all_specs
@@ -136,7 +136,7 @@ def grad(loss, wanted):
     loss does not depend on), NotSupported (an op without a gradient on the way, or memory that was overwritten).
     Source: ggml_build_backward_expand.
     """
-    with asking("grad", loss):
+    with oom_guard("grad", loss):
         one = isinstance(wanted, Tensor)
         found = gradients(loss, (wanted,) if one else wanted)
         return found[0] if one else found

@@ -11,7 +11,7 @@ from ggjit.core.html_repr import HtmlRepr, drawing_of
 from ggjit.core.table import TABLE
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import ParamError, TypeMismatch
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
@@ -40,7 +40,7 @@ class Graph(HtmlRepr):
     def __init__(self, *outputs, order="graph"):
         if order not in ("graph", "memory"):
             raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")
-        with asking("Graph"):
+        with oom_guard("Graph"):
             self._make(outputs, order)
 
     def _make(self, outputs, order):

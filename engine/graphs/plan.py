@@ -34,7 +34,7 @@ from ggjit.graphs.plan_node import N_PARAM_WORDS, plan_nodes
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
 from ggjit.ops.core import record as r
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs
 from ggjit.ops.core.whole_numbers import is_whole
@@ -91,7 +91,7 @@ class Plan(Results, HtmlRepr):
         self.failed = False                 # the last run did not finish: there are no results
         self._me = weakref.ref(self)
         computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
-        with asking(f"a plan of {len(computed)} nodes"):
+        with oom_guard(f"a plan of {len(computed)} nodes"):
             self._singles = plan_nodes(computed, self._choose, self._marked)
             places = self._check_places()
             self._lay_out(places)
@@ -286,7 +286,7 @@ class Plan(Results, HtmlRepr):
         self._written_ids = ids if len(ids) > 1 else None
         self._written_cell = int(ids[0]) * r.T_WORDS + T_VERSION if len(ids) == 1 else None
 
-    @asking("the addresses of a plan")
+    @oom_guard("the addresses of a plan")
     def _up_to_date(self):
         if self.resolved != TABLE.placement_version:
             places = self._check_places()
@@ -450,7 +450,7 @@ class Plan(Results, HtmlRepr):
             where = self.where(t)
             if where is None:
                 raise NotAllocated(f"{describe(t)} is not part of this plan's graph")
-            with asking("numpy", t):
+            with oom_guard("numpy", t):
                 values = t._decoded(self._bytes(t, *where))
             self.check_intact(t)            # again: another plan may have begun to write while the bytes were read
             return values

@@ -24,7 +24,7 @@ from ggjit.graphs.allocator import Placement, work_begin
 from ggjit.graphs.placed import PlacedGraph, PlacedTensor
 from ggjit.graphs.results import Results, mark_last
 from ggjit.ops.core.errors import Cancelled, NotAllocated
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import OP, T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.sched import records as rec
@@ -310,7 +310,7 @@ class Run(Results):
             self._poison()
         parts = self.parts[self.instance]
         if parts is None:
-            with asking("the parts of a run"):
+            with oom_guard("the parts of a run"):
                 parts = self.parts[self.instance] = self._make(self.instance)
         return parts
 

@@ -31,7 +31,7 @@ from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import GgjitError, NotAllocated, ParamError, StaleHandle, TypeMismatch
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import T_BUFFER
 from ggjit.ops.core.shape import describe
 from ggjit.sched.assignment import Assignment
@@ -198,7 +198,7 @@ class Scheduler(Handle):
             raise TypeMismatch(f"a Scheduler computes graphs (gg.Graph), got {type(graph).__name__}")
         graph.check_alive()
 
-    @asking("the assignment of a graph to backends")
+    @oom_guard("the assignment of a graph to backends")
     def _assign(self, graph):
         self._check(graph)
         self._owned = [leaves for leaves in self._owned if leaves.alive]
@@ -251,7 +251,7 @@ class Scheduler(Handle):
         threads = self.work and tuple([b.plan_settings for b in self.support.backends])     # work memory depends on it
         return self._pin_version, self.motion, self.planner, threads, usages, run.places()
 
-    @asking("a run of a graph")
+    @oom_guard("a run of a graph")
     def _make_run(self, graph):
         made = None
         while made is None:                                 # until no other thread moves a leaf meanwhile

@@ -5,7 +5,7 @@ from ggjit.core.arguments import expect_slot, type_of
 from ggjit.core.buffer import tensor_alloc
 from ggjit.core.host_buffer import HOST, ArrayBuffer
 from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64
 from ggjit.ops.core.whole_numbers import whole
 from ggjit.tensors.interop import read_dlpack
@@ -36,7 +36,7 @@ def from_numpy(ctx, array, name="", type=None):
     """
     expect_slot(ctx, "new_tensor", "from_numpy(ctx, array): the first argument is a Context")
     type = None if type is None else type_of(type, "from_numpy: type")
-    with asking("from_numpy"):
+    with oom_guard("from_numpy"):
         return _from_numpy(ctx, array, name, type)
 
 

@@ -31,7 +31,7 @@ from ggjit.ops.core.errors import (
     StaleHandle,
     TypeMismatch,
 )
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_WORDS
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16
@@ -246,18 +246,18 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 
     def bytes(self, offset=0, nbytes=None):
         """A copy of its raw bytes (for a view with gaps: from the first element to the last)."""
-        with asking("bytes of", self):
+        with oom_guard("bytes of", self):
             return self._bytes_view(offset, nbytes).tobytes()
 
     def set_bytes(self, data, offset=0):
         """Write raw bytes at byte `offset` of the tensor."""
-        with asking("set_bytes", self):
+        with oom_guard("set_bytes", self):
             raw = as_bytes(data)
             self._checked_range(offset, raw.size)[0].set_tensor(self, raw, offset)
 
     def set(self, array):
         """Write `array` (NumPy order; same number of elements per dimension), converted or quantised to the type."""
-        with asking("set", self):
+        with oom_guard("set", self):
             self._set(array)
 
     def _set(self, array):
@@ -301,7 +301,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         host = buf.buft.is_host()
         if IN_FLIGHT:
             wait_for_writers(buf)
-        with asking("write", self):
+        with oom_guard("write", self):
             raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
         a = self._elements(raw).reshape(self.shape)         # only axes of length 1 go: never a copy
         a = buf.write_view(a) if host else a
@@ -321,7 +321,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         Waits for schedulers whose asynchronous work may still write them.
         """
         run = self._plan() if self._plan is not None else None
-        with asking("numpy", self):
+        with oom_guard("numpy", self):
             if run is not None and TABLE.words[self.base.id, T_BUFFER] < 0:
                 return run.values(self)
             return self._decoded(self._bytes_view())

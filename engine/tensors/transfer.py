@@ -13,7 +13,7 @@ from ggjit.core.config import debug
 from ggjit.core.pending import wait_for_writers
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import IndexRangeError, NotAllocated, ParamError, ShapeError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import T_BUFFER
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.whole_numbers import is_whole, whole
@@ -50,7 +50,7 @@ def tensor_set_async(backend, t, data, offset=0):
 def tensor_get_async(backend, t, offset=0, nbytes=None):
     """Bytes of the tensor after everything submitted to `backend`; complete once it synchronizes."""
     _, nbytes = t._checked_range(offset, nbytes)
-    with asking("tensor_get_async", t):
+    with oom_guard("tensor_get_async", t):
         return backend.get_tensor_async(t, offset, nbytes)
 
 
@@ -72,7 +72,7 @@ def tensor_get_2d(t, offset, nbytes, n_copies, stride, data_stride):
     if buf is None:
         return b""
     wait_for_writers(buf)
-    with asking("tensor_get_2d", t):
+    with oom_guard("tensor_get_2d", t):
         return buf.get_tensor_2d(t, offset, nbytes, n_copies, stride, data_stride)
 
 
@@ -134,7 +134,7 @@ def tensor_copy(src, dst):
 def copy_bytes(src, dst):
     """Copy between tensors of the same layout; nothing is checked or waited for."""
     (from_buf, nbytes), (to_buf, _) = src._checked_range(), dst._checked_range()
-    with asking("a copy of", src):
+    with oom_guard("a copy of", src):
         if from_buf.buft.is_host():
             to_buf.set_tensor(dst, from_buf.host_bytes(src.offs, nbytes), 0)
         elif not to_buf.copy_tensor(src, dst):

@@ -5,7 +5,7 @@ import wave
 import numpy as np
 
 from ggjit.ops.core.errors import BadFile
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 
 WIDTHS = {1: ("u1", 128, 7), 2: ("<i2", 0, 15), 4: ("<i4", 0, 31)}      # bytes: dtype, zero, bits of the amplitude
 
@@ -30,6 +30,6 @@ def read_wav(path, sample_rate=16000):
                       f"it with ffmpeg -i IN -ar {sample_rate} -ac 1 OUT.wav")
     dtype, zero, bits = WIDTHS[width]
     n = len(raw) // (width * channels)
-    with asking(f"{path} as float32", 8 * n * channels):
+    with oom_guard(f"{path} as float32", 8 * n * channels):
         a = np.frombuffer(raw, dtype, n * channels).reshape(n, channels).astype(np.float64) - zero
         return (a.mean(1) / 2.0 ** bits).astype(np.float32)

@@ -13,7 +13,7 @@ from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
 from ggjit.models.text.sampling import OPTIONS
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.progress import counted
 
 
@@ -126,7 +126,7 @@ class Decoder(DecoderGraph):
             out = self._fed(ids, all_logits)
             if not all_logits:
                 return out[-1][-1]
-            with asking("logits"):
+            with oom_guard("logits"):
                 return np.concatenate(out)
 
     def _fed(self, ids, all_rows, hidden=False):
@@ -191,7 +191,7 @@ class Decoder(DecoderGraph):
         """
         slots = self.cells.free_slots(len(runs))
         step = self._filled(*self._padded(runs, slots))
-        with asking("logits"):
+        with oom_guard("logits"):
             read = step.submit()
         self._added(runs, slots)
         return lambda: read().reshape(-1, self.n_vocab)[:len(runs)]
@@ -228,7 +228,7 @@ class Decoder(DecoderGraph):
             ids = self._checked_ids(ids, self.n_ctx)
             self.reset()
             out = self._fed(ids, True, hidden=True)
-            with asking("hidden states"):
+            with oom_guard("hidden states"):
                 return self._finite(np.concatenate(out), "the hidden states")
 
     def logits(self, ids):

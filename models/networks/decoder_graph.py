@@ -21,7 +21,7 @@ from ggjit.models.networks import context_shift
 from ggjit.models.networks.cells import Cells
 from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import ModelError, ParamError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.types import BY_NAME
 from ggjit.tensors.context import Context
 
@@ -152,7 +152,7 @@ class DecoderGraph(Network):
     def _mask_values(self):
         """{window: array}: what a mask holds by distance; that of position p begins at n_ctx - 1 - p."""
         bias = self.description.alibi()
-        with asking(f"the masks of a context of {self.n_ctx} (less with a smaller n_ctx)"):
+        with oom_guard(f"the masks of a context of {self.n_ctx} (less with a smaller n_ctx)"):
             return {window: self._seen(window or self.n_ctx, bias) for window in self.description.windows}
 
     def _seen(self, window, bias):
@@ -253,7 +253,7 @@ class DecoderGraph(Network):
     # ------------------------------------------------------------ a batch
     def _fed_batch(self, runs, slots, all_rows=False, hidden=False):
         step = self._filled(runs, slots, all_rows, hidden)
-        with asking("hidden states" if hidden else "logits"):
+        with oom_guard("hidden states" if hidden else "logits"):
             return step.run().reshape(-1, self.n_embd if hidden else self.n_vocab).copy()
 
     def _filled(self, runs, slots, all_rows=False, hidden=False):

@@ -21,7 +21,7 @@ from ggjit.models.networks.spread import Spread
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, StaleHandle, TypeMismatch
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
 from ggjit.tensors.context import Context
 
@@ -217,7 +217,7 @@ class Network(Inside):
 
     def _built(self, shape):
         ctx = Context()
-        with ctx, asking(f"the inputs of a graph of shape {shape} (less with a smaller n_ctx or n_batch)"):
+        with ctx, oom_guard(f"the inputs of a graph of shape {shape} (less with a smaller n_ctx or n_batch)"):
             inputs, *results = self._build(ctx, shape)
         return ctx, inputs, results
 

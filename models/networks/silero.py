@@ -30,7 +30,7 @@ from ggjit.models.networks.inside import Names, matched
 from ggjit.models.networks.network import Step
 from ggjit.models.networks.speech import find_segments
 from ggjit.ops.core.errors import ModelError, ParamError, ShapeError, TypeMismatch
-from ggjit.ops.core.host_memory import asking, empty, zeros
+from ggjit.ops.core.host_memory import empty, oom_guard, zeros
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.printable import printable
 from ggjit.tensors.context import Context
@@ -198,7 +198,7 @@ class SileroVad:
 
         reset=False goes on from the state that the samples before left (whisper_vad_detect_speech_no_reset).
         """
-        with asking("probabilities: the samples as float32"):
+        with oom_guard("probabilities: the samples as float32"):
             a = _samples(samples)
         windows = self._windows(a)
         out = empty(len(windows), np.float32, "probabilities")

@@ -13,7 +13,7 @@ from ggjit.core.arguments import nearest
 from ggjit.models.files.gguf import StringArray
 from ggjit.models.text.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, space_stripping, specials
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, extra
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.whole_numbers import is_whole
 
 SPACE = "\u2581"                # how SentencePiece and llama.cpp's WordPiece write a space
@@ -55,7 +55,7 @@ class Tokenizer:
                 self._bad(f"add_{name}_token is set, but {KEY}{name}_token_id is missing")
 
     # ---------------------------------------------------------------- text -> ids
-    @asking("encode: the ids of a text")
+    @oom_guard("encode: the ids of a text")
     def encode(self, text, add_special=True, parse_special=False):
         """Ids of `text`; `add_special`: with the model's begin (and end) token; `parse_special`: "<|im_end|>" written
         out in the text is that token, which must not be allowed for untrusted text."""
@@ -121,13 +121,13 @@ class Tokenizer:
         return found & known
 
     # ---------------------------------------------------------------- ids -> text
-    @asking("decode: the text of ids")
+    @oom_guard("decode: the text of ids")
     def decode(self, ids, special=False):
         """The text of `ids`; control tokens are left out unless `special`.  Bytes that are no UTF-8 become U+FFFD."""
         text = b"".join(self.piece(i, special) for i in _listed(ids)).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.add_space_prefix else text
 
-    @asking("detokenize: the text of ids")
+    @oom_guard("detokenize: the text of ids")
     def detokenize(self, ids, special=False, clean_spaces=None):
         """The text of `ids` as llama_detokenize gives it; `special`: with control tokens.  `clean_spaces`: without the
         spaces before . , ? ! 's 're (None: where the vocabulary is written so); then the text may differ from the

@@ -1,7 +1,7 @@
 """Host memory: the one place through which arrays go whose size depends on what the package is given.
 
     out = empty(shape, np.uint8, "quantize")            an array, or an OutOfMemory that says what was asked for
-    with asking("set", t):                              the same for all that is allocated inside
+    with oom_guard("set", t):                              the same for all that is allocated inside
         ...
 
 Threads are memory too: their stacks (`start`).  `available_nbytes` is what the machine can still give.
@@ -32,8 +32,8 @@ def available_nbytes():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") if known else 0
 
 
-class asking:
-    """`with asking(what, about):` a MemoryError inside comes out as OutOfMemory with this text.  Also a decorator.
+class oom_guard:
+    """`with oom_guard(what, about):` a MemoryError inside comes out as OutOfMemory with this text.  Also a decorator.
 
     about: a number of bytes, or a tensor.
     """
@@ -69,7 +69,7 @@ class asking:
 def empty(shape, dtype, what):
     """np.empty.  Errors: OutOfMemory."""
     nbytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
-    with asking(what, nbytes):
+    with oom_guard(what, nbytes):
         try:
             return np.empty(shape, dtype)
         except ValueError:              # larger than an address can count
@@ -78,7 +78,7 @@ def empty(shape, dtype, what):
 
 def zeros(n, dtype, what):
     """np.zeros of n elements.  Errors: OutOfMemory."""
-    with asking(what, n * np.dtype(dtype).itemsize):
+    with oom_guard(what, n * np.dtype(dtype).itemsize):
         return np.zeros(n, dtype)
 
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
-from ggjit.ops.core.host_memory import asking, empty
+from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.progress import busy
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import module_of, traits_of
@@ -106,7 +106,7 @@ def _writer(type, weighted):
 
 def _as_float32(values, what):
     """Real numbers as a contiguous float32 array.  Errors: TypeMismatch, OutOfMemory."""
-    with asking(f"quantize: {what} as float32"):
+    with oom_guard(f"quantize: {what} as float32"):
         try:
             values = np.asarray(values)
         except ValueError as e:                 # a ragged list
@@ -171,7 +171,7 @@ def quantize(type, array, imatrix=None):
     k = array.shape[-1]
     nbytes = _row_nbytes(type, k)
     weights = _importances(imatrix, k) if weighted else 0
-    with asking("quantize: a look at the values", min(array.size, AT_ONCE)):
+    with oom_guard("quantize: a look at the values", min(array.size, AT_ONCE)):
         table = _grid_table(type, array, weighted)
     out = empty((*array.shape[:-1], nbytes), np.uint8, "quantize")
     n = 1 if searches and type.name in _ROW_WIDE else _n_pieces(type, k)
@@ -194,7 +194,7 @@ def dequantize(type, raw, shape):
     if not shape or any(n < 0 for n in shape):
         raise ShapeError(f"dequantize: {shape} is no shape of rows")
     raw = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes | bytearray | memoryview) else np.asarray(raw)
-    with asking("dequantize: the bytes side by side"):
+    with oom_guard("dequantize: the bytes side by side"):
         raw = np.ascontiguousarray(raw).view(np.uint8)
     want = _row_nbytes(type, shape[-1]) * math.prod(shape[:-1])
     if raw.size != want:

@@ -10,7 +10,7 @@ import os
 import sys
 
 from ggjit.ops.core.errors import GgjitError, ModelError, ParamError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
 from ggjit.tools.command.parser import Arguments, try_first
 
@@ -37,7 +37,7 @@ def main(argv=None):
 def _status(run, args):
     """Runs the command and prints its result; the exit status."""
     try:
-        with asking(f"ggjit {args.command}"):
+        with oom_guard(f"ggjit {args.command}"):
             result = run(args)
         if getattr(args, "json", False):
             print(json.dumps(_finite(result), allow_nan=False))

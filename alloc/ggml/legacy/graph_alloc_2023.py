@@ -8,7 +8,7 @@ from ggjit.alloc.ggml.legacy.tensor_alloc import stacked
 from ggjit.alloc.ggml.placement import chunk_sizes
 from ggjit.alloc.ggml.problem import IN_PLACE_2023, Problem, check_ids
 from ggjit.ops.core.errors import ShapeError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.native.jit import i64s, native
 
 
@@ -51,7 +51,7 @@ class GraphAllocator2023:
         plan = self.alloc_graph_n([talloc], table, node_ids, leaf_ids, sizes)
         return talloc.max_size, plan
 
-    @asking("a memory plan")
+    @oom_guard("a memory plan")
     def alloc_graph_n(self, tallocs, table, node_ids, leaf_ids, sizes, node_tallocs=None, leaf_tallocs=None):
         """An allocator per tensor (A10.15): node_tallocs, leaf_tallocs are numbers into `tallocs`, None: all 0.
 

@@ -25,7 +25,7 @@ from ggjit.alloc.ggml.free_list import (
 )
 from ggjit.alloc.ggml.problem import check_alignment
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import T_BUFFER, T_VIEW_SRC
 from ggjit.ops.native.jit import i64s, native
 
@@ -105,7 +105,7 @@ class BestFit:
         """Padded size."""
         return aligned_offset(0, int(nbytes), self.alignment)
 
-    @asking("a list of free blocks")
+    @oom_guard("a list of free blocks")
     def _room(self, n_blocks):
         """Make sure the list can hold n_blocks blocks; ggml stops at 256."""
         cap = int(self._state[CAP_BLOCKS])

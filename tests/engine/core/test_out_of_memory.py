@@ -88,9 +88,9 @@ def test_numpys_own_errors_are_typed():
     with pytest.raises(gg.OutOfMemory, match="dequantize: cannot allocate 4,6.* bytes of host memory"):
         host_memory.empty(1 << 60, np.float32, "dequantize")
     text = r"set tensor F32 \[4\]: cannot allocate 16 bytes of host memory \(Unable"
-    with pytest.raises(gg.OutOfMemory, match=text), host_memory.asking("set", x):
+    with pytest.raises(gg.OutOfMemory, match=text), host_memory.oom_guard("set", x):
         np.empty(1 << 58, np.uint8)
-    with pytest.raises(gg.OutOfMemory, match="^the table is full$"), host_memory.asking("set", x):
+    with pytest.raises(gg.OutOfMemory, match="^the table is full$"), host_memory.oom_guard("set", x):
         raise gg.OutOfMemory("the table is full")
 
 
