@@ -47,7 +47,7 @@ def _reserve(nbytes):
     return mmap.mmap(-1, nbytes, flags=flags | getattr(mmap, "MAP_NORESERVE", 0))
 
 
-class Stencil:
+class RowTemplate:
     """What rows of nodes that differ in their sources have in common, from row `row`: op, type, shape, parameters.
 
     write(memory, at, head, generation, body, *ids of the sources, rest, ctx id); of a view, `rest` is
@@ -100,8 +100,8 @@ class Table:
                              f" nb {list(nb)}, view offset {view_offs}, params {list(params)}") from None
         return row, generation
 
-    def like(self, stencil, src, ctx_id, view_src=-1, view_offs=0):
-        """Write one row as `stencil` says, with these sources; returns its id and generation."""
+    def like(self, template, src, ctx_id, view_src=-1, view_offs=0):
+        """Write one row as `template` says, with these sources; returns its id and generation."""
         if len(self._dead) > _AT_ONCE:
             self._recycle_now()
         try:
@@ -110,11 +110,11 @@ class Table:
             row = self._new_row()
         generation = self.cells[row * T_WORDS + T_GEN]
         if view_src < 0:
-            stencil.write(self._memory, row * _ROW_NBYTES, stencil.head, generation, stencil.body, *src, stencil.no_src,
-                          ctx_id)
+            template.write(self._memory, row * _ROW_NBYTES, template.head, generation, template.body, *src,
+                           template.no_src, ctx_id)
         else:
-            stencil.write(self._memory, row * _ROW_NBYTES, stencil.head, generation, stencil.body, *src, stencil.no_src,
-                          view_src, view_offs, stencil.unplaced, ctx_id)
+            template.write(self._memory, row * _ROW_NBYTES, template.head, generation, template.body, *src,
+                           template.no_src, view_src, view_offs, template.unplaced, ctx_id)
         return row, generation
 
     def _row(self):
@@ -143,8 +143,8 @@ class Table:
             self._free[:0] = range(self._top - 1, first, -1)
             return first
 
-    def stencil(self, row, n_src, view):
-        return Stencil(self._memory, row, n_src, view)
+    def template(self, row, n_src, view):
+        return RowTemplate(self._memory, row, n_src, view)
 
     def watches(self, ctx):
         """A list for the Watches of a new context's tensors, each Watch(t, TABLE.died) with its row as number.

@@ -39,7 +39,7 @@ class _CachedNode:
     first       place of the first tensor among the arguments: its context gets the node
     view        place of the argument that the node is a view of, or None; offs: bytes from where that begins
     """
-    __slots__ = ("pick", "first", "view", "offs", "op", "layout", "stencil")
+    __slots__ = ("pick", "first", "view", "offs", "op", "layout", "template")
 
     def __init__(self, t, places, first, view, args):
         pick = operator.itemgetter(*places if len(places) > 1 else [slice(places[0], places[0] + 1)])
@@ -47,7 +47,7 @@ class _CachedNode:
         self.first, self.view = first, view
         self.offs = 0 if view is None else t.view_offs - args[view].view_offs
         self.op, self.layout = t.op, t.layout
-        self.stencil = TABLE.stencil(t.id, len(places), view is not None)
+        self.template = TABLE.template(t.id, len(places), view is not None)
 
     def again(self, args, frame):
         """The node of these arguments; None where the builder has to say what is wrong with them."""
@@ -63,13 +63,13 @@ class _CachedNode:
         if not ctx.alive:
             return None
         if self.view is None:
-            row, generation = TABLE.like(self.stencil, ids, ctx.id)
+            row, generation = TABLE.like(self.template, ids, ctx.id)
             return ctx._handle(row, generation, self.op, self.layout, src, None, 0, "", caller(frame))
         of = args[self.view]
         offs = self.offs + of.view_offs
         if of.view_src is not None:
             of = of.view_src
-        row, generation = TABLE.like(self.stencil, ids, ctx.id, of.id, offs)
+        row, generation = TABLE.like(self.template, ids, ctx.id, of.id, offs)
         return ctx._handle(row, generation, self.op, self.layout, src, of, offs, "", caller(frame))
 
 
