@@ -28,7 +28,7 @@ import numpy as np
 from ggjit.ops.core.errors import OutOfMemory, ParamError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import MAX_PARAMS, MAX_SRC, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_SRC, T_WORDS, TENSOR, WORD
-from ggjit.ops.core.weak import Watch
+from ggjit.ops.core.weak import NumberedRef
 
 FREED = -2                      # buffer word of a tensor whose buffer was freed; -1: never had one
 CAPACITY = 1 << 21              # rows; 640 MB of address space, used page by page
@@ -82,9 +82,9 @@ class Table:
         self.placement_version = 0          # goes up whenever any tensor or buffer may have moved
         self._top = 0                       # rows below it were used or are free
         self._free = []
-        self._dead = collections.deque()    # Watches of handles and contexts that are gone
-        self.died = self._dead.append
-        self._contexts = {}                 # id of a context -> (its Watch, those of its tensors)
+        self._dead = collections.deque()    # NumberedRefs of handles and contexts that are gone
+        self.note_dead = self._dead.append
+        self._contexts = {}                 # id of a context -> (its NumberedRef, those of its tensors)
         self._lock = ForkLock()
 
     def new(self, type_id, op, flags, ne, nb, params, src, view_src, view_offs, buffer, offs, ctx_id):
@@ -146,28 +146,29 @@ class Table:
     def template(self, row, n_src, view):
         return RowTemplate(self._memory, row, n_src, view)
 
-    def watches(self, ctx):
-        """A list for the Watches of a new context's tensors, each Watch(t, TABLE.died) with its row as number.
+    def refs(self, ctx):
+        """A list for the NumberedRefs of a new context's tensors, each NumberedRef(t, TABLE.note_dead) with its row as
+        number.
 
         The table holds the list until the context is gone: Python calls no weak reference that only garbage holds.
         """
-        watch, mine = Watch(ctx, self.died), []
-        watch.number = -1 - ctx.id          # rows are 0 and more
-        self._contexts[ctx.id] = watch, mine
+        ref, mine = NumberedRef(ctx, self.note_dead), []
+        ref.number = -1 - ctx.id            # rows are 0 and more
+        self._contexts[ctx.id] = ref, mine
         return mine
 
-    def release(self, watches):
+    def release(self, refs):
         """These rows may be used again, though handles on them are left."""
         with self._lock:
-            self._recycle(watches)
-            watches.clear()
+            self._recycle(refs)
+            refs.clear()
             self.placement_version += 1     # plans of these tensors notice that they are gone
 
     def _recycle(self, dead=()):
         dead, rows = [*dead, *(self._dead.popleft() for _ in range(len(self._dead)))], []
-        for watch in dead:
-            number = getattr(watch, "number", None)         # None: its row was given back before, or it has none yet
-            watch.number = None
+        for ref in dead:
+            number = getattr(ref, "number", None)           # None: its row was given back before, or it has none yet
+            ref.number = None
             if number is not None:
                 if number >= 0:
                     rows.append(number)

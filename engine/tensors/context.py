@@ -25,7 +25,7 @@ from ggjit.ops.core.errors import ParamError, ShapeError, StaleHandle, TypeMisma
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import MAX_DIMS, MAX_PARAMS, MAX_SRC, OP, T_BUFFER
 from ggjit.ops.core.shape import contiguous_nb
-from ggjit.ops.core.weak import Watch
+from ggjit.ops.core.weak import NumberedRef
 from ggjit.ops.core.whole_numbers import is_whole, whole
 from ggjit.tensors.arrays import array_of, from_numpy, leaf_of_dlpack
 from ggjit.tensors.rebuild import check_node
@@ -38,7 +38,7 @@ _ONES = tuple((1,) * (MAX_DIMS - n) for n in range(MAX_DIMS + 1))       # the si
 _INNER = (ggjit.ops.__name__ + ".", ggjit.tensors.__name__ + ".")
 _ids = itertools.count()
 _forgetting = ForkLock()
-_died = TABLE.died
+_note_dead = TABLE.note_dead
 _new = object.__new__
 _float_bits = struct.Struct("f")
 _int_bits = struct.Struct("i")
@@ -68,13 +68,13 @@ class Context(HtmlRepr):
     def __init__(self):
         self.id = next(_ids)
         self.alive = True
-        self._watches = TABLE.watches(self)
-        self._look_through = 64             # at so many Watches: drop those of tensors that are gone
+        self._refs = TABLE.refs(self)
+        self._n_refs_to_sweep = 64          # at so many NumberedRefs: drop those of tensors that are gone
 
     @property
     def tensors(self):
         """Those that are alive, in order of creation."""
-        return [t for t in [watch() for watch in self._watches] if t is not None]
+        return [t for t in [ref() for ref in self._refs] if t is not None]
 
     @property
     def buffers(self):
@@ -111,7 +111,7 @@ class Context(HtmlRepr):
         if self.alive:
             self.alive = False
             tensors = self.tensors
-            TABLE.release(self._watches)
+            TABLE.release(self._refs)
             for t in tensors:
                 t._plan = t._holds = None
 
@@ -196,19 +196,21 @@ class Context(HtmlRepr):
         else:                               # its line is looked up when it is asked for
             t.__init__(row, generation, self, op, layout, src, view_src, view_offs, name, frame.f_code, frame.f_lasti)
         t.__class__ = Tensor                # from here on its attributes cannot be set
-        watch, watches = Watch(t, _died), self._watches
-        watch.number = row
-        watches.append(watch)
-        if len(watches) > self._look_through:
+        ref, refs = NumberedRef(t, _note_dead), self._refs
+        ref.number = row
+        refs.append(ref)
+        if len(refs) > self._n_refs_to_sweep:
             self._forget()
         return t
 
     def _forget(self):
-        """Drop the Watches of tensors that are gone: with every doubling, so that their number stays in proportion."""
+        """Drop the NumberedRefs of tensors that are gone: with every doubling, so that their number stays in
+        proportion.
+        """
         with _forgetting:
-            n = len(self._watches)          # other threads append meanwhile
-            self._watches[:n] = [watch for watch in self._watches[:n] if watch() is not None]
-            self._look_through = max(64, 2 * len(self._watches))
+            n = len(self._refs)             # other threads append meanwhile
+            self._refs[:n] = [ref for ref in self._refs[:n] if ref() is not None]
+            self._n_refs_to_sweep = max(64, 2 * len(self._refs))
 
 
 def caller(frame):

@@ -10,8 +10,8 @@ import operator
 import weakref
 
 
-class Watch(weakref.ref):
-    """A weak reference with a number.  Watch(x, deque.append): it is put into the deque when x dies."""
+class NumberedRef(weakref.ref):
+    """A weak reference with a number.  NumberedRef(x, deque.append): it is put into the deque when x dies."""
     __slots__ = ("number",)
 
 
@@ -19,30 +19,30 @@ class WeakValues:
     """{number: object}, the objects held weakly."""
 
     def __init__(self):
-        self._watches, self._gone = {}, collections.deque()
+        self._refs, self._gone = {}, collections.deque()
 
     def __setitem__(self, number, x):
-        watch = Watch(x, self._gone.append)
-        watch.number = number
+        ref = NumberedRef(x, self._gone.append)
+        ref.number = number
         self._forget()
-        self._watches[number] = watch
+        self._refs[number] = ref
 
     def get(self, number):
         """The object, or None."""
-        watch = self._watches.get(number)
-        return None if watch is None else watch()
+        ref = self._refs.get(number)
+        return None if ref is None else ref()
 
     def __len__(self):
         self._forget()
-        return len(self._watches)
+        return len(self._refs)
 
     def _forget(self):
         while self._gone:
             try:
-                watch = self._gone.popleft()
+                ref = self._gone.popleft()
             except IndexError:                          # another thread took the last one
                 return
-            self._watches.pop(getattr(watch, "number", None), None)                     # none yet: interrupted
+            self._refs.pop(getattr(ref, "number", None), None)                          # none yet: interrupted
 
 
 class WeakKeys(dict):

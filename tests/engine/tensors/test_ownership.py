@@ -125,7 +125,7 @@ def test_a_name_that_is_bound_again_frees_its_tensor(no_collector):
         x = leaf(ctx=ctx)
         gg.compute(gg.relu(x * np.ones(64, np.float32) + 1))
         assert no_collector() == before and ctx.tensors == [x]
-    assert len(ctx._watches) <= 128 and ctx.buffers == [x.buffer]
+    assert len(ctx._refs) <= 128 and ctx.buffers == [x.buffer]
 
 
 def test_nodes_keep_what_they_read(no_collector):

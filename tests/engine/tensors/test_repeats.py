@@ -70,14 +70,14 @@ def built(name, recipes):
 def test_every_kept_call_gives_the_builders_node():
     """Of every builder two calls that its cases make; only builders that are called anew look at more than layouts."""
     kept, lookers, n, seen = set(), set(), 0, []
-    watch = type("Watched", (Tensor,), {"__slots__": (), **{x: looked_at(x, seen) for x in LOOKED_AT}})
+    ref = type("Watched", (Tensor,), {"__slots__": (), **{x: looked_at(x, seen) for x in LOOKED_AT}})
     for name, some in calls().items():
         repeated = repeats.repeated(checked_builders()[name])
         for recipes in some[:2]:
             seen.clear()
             watched = arguments(recipes)
             for t in tensors(watched):
-                object.__setattr__(gg.set_param(t), "__class__", watch)
+                object.__setattr__(gg.set_param(t), "__class__", ref)
             try:
                 checked_builders()[name](*watched)
             except GgjitError:

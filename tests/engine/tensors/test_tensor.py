@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import ggjit as gg
 from ggjit.core.table import TABLE, Table
 from ggjit.ops.core.record import OP, T_WORDS, TENSOR, WORD
-from ggjit.ops.core.weak import Watch
+from ggjit.ops.core.weak import NumberedRef
 
 CPU = gg.init_backend("CPU:n_threads=1")
 
@@ -201,7 +201,7 @@ def test_a_full_table_says_so():
     small = Table(capacity=2)
     row = (0, 0, 0, (1,) * 4, (4,) * 4, (0,) * 16, (-1,) * 10, -1, 0, -1, 0, 0)
     handle = set()
-    gone = Watch(handle, small.died)
+    gone = NumberedRef(handle, small.note_dead)
     gone.number = small.new(*row)[0]
     small.new(*row)
     with pytest.raises(gg.OutOfMemory, match="2 tensors"):
