@@ -7,9 +7,9 @@
     wire            messages: lengths checked, never a pickle
     protocol        greetings, ops, answers
     encoding        graphs as integers
-    kept            weights on a worker's disk, by their content
+    weight_cache    weights on a worker's disk, by their content
     session         what a worker does for a driver; server: it listens
-    outbox, peer    bytes that workers fetch from each other
+    send_queue, peer  bytes that workers fetch from each other
     stream          the driver's end of a connection: order, deadlines
     device          a worker as a device: what is sent when; buffer: its memory; backend: its streams and graphs
     cluster         several of them: local, connect

@@ -12,9 +12,9 @@ import numpy as np
 from ggjit.cluster import protocol as p
 from ggjit.cluster import wire
 from ggjit.cluster.encoding import ROW_WORDS, decode
-from ggjit.cluster.kept import KeptWeights
-from ggjit.cluster.outbox import Outbox
 from ggjit.cluster.peer import Peer
+from ggjit.cluster.send_queue import SendQueue
+from ggjit.cluster.weight_cache import WeightCache
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cpu.device import CPU
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, OutOfMemory, ParamError
@@ -39,7 +39,8 @@ class Span:
 class Machine:
     """The device that a worker lends, shared by its sessions.
 
-    memory_nbytes: at most so much for all arenas; keep_nbytes: of weights on disk (engine/cluster/kept.py), 0: none.
+    memory_nbytes: at most so much for all arenas; keep_nbytes: of weights on disk (engine/cluster/weight_cache.py), 0:
+    none.
     own: weights of files of its own, get(key, nbytes) -> array or None (models/files/own_weights.py).
     """
 
@@ -48,16 +49,16 @@ class Machine:
         self.backend = CPU.init_backend("fuse=0" + (f",n_threads={n_threads}" if n_threads else ""))
         self.memory_nbytes = memory_nbytes or available_nbytes() or CPU.memory()[1]
         self.used_nbytes = 0
-        self.kept = KeptWeights(keep_nbytes) if keep_nbytes else None
+        self.weight_cache = WeightCache(keep_nbytes) if keep_nbytes else None
         self.counters = collections.Counter()       # messages, bytes_in, bytes_out, graphs, runs, fetched
-        self.outboxes = {}                          # {secret of a driver: Outbox}
+        self.send_queues = {}                       # {secret of a driver: SendQueue}
         self._lock = threading.Lock()               # sessions allocate in threads of their own
 
     def describe(self):
         free, total = self.memory()
         return {"device": self.device.name, "description": self.device.description, "isa": isa.ISA,
                 "alignment": self.backend.alignment, "free": free, "total": total,
-                "n_threads": self.backend.n_threads, "keeps": self.kept is not None or self.own is not None}
+                "n_threads": self.backend.n_threads, "keeps": self.weight_cache is not None or self.own is not None}
 
     def memory(self):
         """(free, total) bytes for arenas."""
@@ -86,12 +87,12 @@ class Session:
         self.machine, self.backend = machine, machine.backend
         self.arenas, self.graphs = {}, p.Recent()
         self.empty = EmptyBuffer(machine.device.buffer_type())
-        self.outbox, self._secret, self.heartbeat = Outbox(), None, 1.0
+        self.send_queue, self._secret, self.heartbeat = SendQueue(), None, 1.0
         self._peers = {}                # {address: Peer}
         self._placed = False            # the payload of the next message was read to its place
         self.waits = False              # for another worker
         self.left = False               # the driver has disconnected, while something ran
-        self._fetches = self.outbox     # it waits for bytes of this Outbox
+        self._fetches = self.send_queue  # it waits for bytes of this SendQueue
 
     def greeted(self, greeting):
         """Take over what the driver's greeting says: its secret, with which workers may fetch what it pushes, and its
@@ -99,14 +100,14 @@ class Session:
         secret = greeting.get("secret")
         self.heartbeat = max(0.02, min(60.0, float(greeting.get("heartbeat", 1.0))))       # 60 for what is no number
         if isinstance(secret, bytes) and len(secret) == p.SECRET_NBYTES:
-            if self.machine.outboxes.setdefault(secret, self.outbox) is not self.outbox:
+            if self.machine.send_queues.setdefault(secret, self.send_queue) is not self.send_queue:
                 raise wire.BadMessage("the secret is in use by another driver")
             self._secret = secret
 
     def disconnect(self):
         """The driver has disconnected: end the waits of other workers for its bytes, and the connections to them."""
-        self.machine.outboxes.pop(self._secret, None)
-        self.outbox.close()
+        self.machine.send_queues.pop(self._secret, None)
+        self.send_queue.close()
         for peer in self._peers.values():
             peer.close()
         self._peers = {}
@@ -114,7 +115,7 @@ class Session:
     def stop_waiting(self):
         """The driver has disconnected: what runs here waits for no other worker.  From any thread."""
         self.left = True
-        self.outbox.close()
+        self.send_queue.close()
         self._fetches.wake()
         for peer in list(self._peers.values()):
             peer.end()
@@ -252,8 +253,8 @@ class Session:
 
     def _have(self, arena, offs, nbytes, key, payload, failed):
         span = self._span(arena, offs, nbytes)
-        raw = next((raw for kept in (self.machine.own, self.machine.kept) if kept is not None
-                    and (raw := kept.get(key, nbytes)) is not None), None)
+        raw = next((raw for cache in (self.machine.own, self.machine.weight_cache) if cache is not None
+                    and (raw := cache.get(key, nbytes)) is not None), None)
         if raw is None:
             return 0
         span.buffer.set_tensor(span, raw, 0)
@@ -261,12 +262,12 @@ class Session:
 
     def _keep(self, arena, offs, nbytes, key, payload, failed):
         span = self._span(arena, offs, nbytes)
-        kept = self.machine.kept        # another session can end the keeping
-        if kept is not None:
+        cache = self.machine.weight_cache  # another session can end the keeping
+        if cache is not None:
             try:
-                kept.put(key, np.frombuffer(span.buffer.get_tensor(span, 0, nbytes), np.uint8))
+                cache.put(key, np.frombuffer(span.buffer.get_tensor(span, 0, nbytes), np.uint8))
             except OSError:             # a full disk, or one that cannot be written: it goes on without keeping any
-                self.machine.kept = None
+                self.machine.weight_cache = None
 
     # ------------------------------------------------------------ copies between workers
     def _push(self, arena, offs, nbytes, number, payload, failed):
@@ -276,10 +277,10 @@ class Session:
                 span = self._span(arena, offs, nbytes)
                 raw = bytes(span.buffer.get_tensor(span, 0, nbytes))
         finally:
-            self.outbox.put(number, raw)
+            self.send_queue.put(number, raw)
 
     def _drop(self, number, payload, failed):
-        self.outbox.drop(number)
+        self.send_queue.drop(number)
 
     @contextlib.contextmanager
     def _waiting(self):
@@ -315,12 +316,12 @@ class Session:
         return 1
 
     def _fetch(self, secret, number, nbytes, payload, failed):
-        outbox = self.machine.outboxes.get(secret)
-        if outbox is None:
+        send_queue = self.machine.send_queues.get(secret)
+        if send_queue is None:
             raise ParamError("the driver whose bytes are asked for is not connected here")
-        self._fetches = outbox
+        self._fetches = send_queue
         with self._waiting():
-            raw = outbox.take(number, lambda: self.left) if nbytes else b""
+            raw = send_queue.take(number, lambda: self.left) if nbytes else b""
         if len(raw) != nbytes:
             raise ParamError(f"copy {number} has {len(raw):,} bytes, not {nbytes:,}")
         self.machine.counters["fetched"] += nbytes

@@ -223,7 +223,7 @@ def test_copies_go_from_worker_to_worker(cluster, a, n):
     s.set(x)
     gg.tensor_copy(s, d)
     np.testing.assert_array_equal(d.numpy(), x)
-    assert not cluster.servers[0].machine.outboxes[a.device.stream.secret]._held
+    assert not cluster.servers[0].machine.send_queues[a.device.stream.secret]._held
 
 
 def test_two_stages_send_one_message_each_and_nothing_by_way_of_the_driver(cluster, a):

@@ -16,8 +16,8 @@ from helpers.clusters import step_of, workers
 from helpers.device_contract import floats, on
 
 import ggjit as gg
-from ggjit.cluster import outbox, stream, wire
 from ggjit.cluster import protocol as s
+from ggjit.cluster import send_queue, stream, wire
 from ggjit.cluster.cluster import threads
 from ggjit.cluster.encoding import FLAGS, NDIM, OFFS, OP_, ROW_WORDS, TYPE, Encoded
 from ggjit.cluster.session import Machine, Session
@@ -388,7 +388,7 @@ def test_several_drivers_of_one_worker_and_one_that_dies_in_a_transfer():
         deadline = time.monotonic() + 10
         while (machine.used_nbytes or cluster.servers[0].n_drivers > 1) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not machine.used_nbytes and cluster.servers[0].n_drivers == 1 and not machine.outboxes.keys() - {
+        assert not machine.used_nbytes and cluster.servers[0].n_drivers == 1 and not machine.send_queues.keys() - {
             cluster.devices[0].stream.secret}
 
 
@@ -413,7 +413,7 @@ def test_an_answer_of_another_kind_ends_the_connection(found, monkeypatch):
 
 def test_only_who_knows_the_secret_fetches(session):
     driver, machine = session, session.machine
-    assert driver.greeted({"secret": b"short"}) is None and not machine.outboxes
+    assert driver.greeted({"secret": b"short"}) is None and not machine.send_queues
     driver.greeted({"secret": b"s" * 16})
     other = Session(machine)
     with pytest.raises(wire.BadMessage, match="in use by another driver"):
@@ -434,7 +434,7 @@ def test_only_who_knows_the_secret_fetches(session):
     assert kind == "GgjitError" and "both sides show certificates" in text
     other.close()
     driver.disconnect()
-    assert not machine.outboxes
+    assert not machine.send_queues
 
 
 @pytest.mark.parametrize("op", [[s.FETCH, b"s" * 16, 5, 4], [s.TAKE, 1, 0, 4, None, b"s" * 16, 5],
@@ -456,7 +456,7 @@ def test_a_driver_that_leaves_while_its_worker_waits_leaves_no_memory(op):
             assert machine.used_nbytes
         while (machine.used_nbytes or cluster.servers[0].n_drivers > 1) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not machine.used_nbytes and cluster.servers[0].n_drivers == 1 and len(machine.outboxes) == 1
+        assert not machine.used_nbytes and cluster.servers[0].n_drivers == 1 and len(machine.send_queues) == 1
 
 
 @pytest.mark.parametrize("value,want", [(float("nan"), 60), (float("-inf"), 0.02), (1e300, 60), (3, 3)])
@@ -466,9 +466,9 @@ def test_a_drivers_heartbeat_is_a_number(session, value, want):
 
 
 def test_what_is_not_fetched_fills_no_memory(monkeypatch):
-    monkeypatch.setattr(outbox, "LIMIT_NBYTES", 100)
-    monkeypatch.setattr(outbox, "ROOM_SECONDS", 0.01)
-    box = outbox.Outbox()
+    monkeypatch.setattr(send_queue, "LIMIT_NBYTES", 100)
+    monkeypatch.setattr(send_queue, "ROOM_SECONDS", 0.01)
+    box = send_queue.SendQueue()
     for k in range(5):
         box.put(k, bytes([k]) * 40)
     assert list(box._held) == [3, 4] and box.take(4) == b"\4" * 40

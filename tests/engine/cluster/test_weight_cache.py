@@ -7,8 +7,8 @@ from helpers.clusters import workers
 from helpers.device_contract import floats
 
 import ggjit as gg
-from ggjit.cluster import kept, protocol, session
-from ggjit.cluster.kept import KeptWeights, content_key
+from ggjit.cluster import protocol, session, weight_cache
+from ggjit.cluster.weight_cache import WeightCache, content_key
 from ggjit.models import OwnWeights, save_gguf
 
 N = 1 << 18                     # floats: 1 MiB
@@ -16,7 +16,7 @@ N = 1 << 18                     # floats: 1 MiB
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(weight_cache, "cache_dir", lambda: tmp_path)
     with workers(n=1, keep_nbytes=3 << 20) as made:
         yield made
 
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_sent_again(cluster, tmp_path):
 
 
 def test_the_oldest_go_and_what_is_too_large_is_not_kept(tmp_path):
-    keeps, arrays = KeptWeights(2500, tmp_path), [np.full(1000, k, np.uint8) for k in range(4)]
+    keeps, arrays = WeightCache(2500, tmp_path), [np.full(1000, k, np.uint8) for k in range(4)]
     keys = [content_key(a) for a in arrays]
     for k in (0, 1):
         keeps.put(keys[k], arrays[k])
@@ -74,7 +74,7 @@ def test_a_disk_that_cannot_be_written_ends_the_keeping(cluster, tmp_path):
     values = floats(N)
     for _ in range(2):
         assert weight(cluster, values) > values.nbytes
-    assert cluster.servers[0].machine.kept is None
+    assert cluster.servers[0].machine.weight_cache is None
 
 
 def test_weights_of_the_workers_own_files_are_not_sent(tmp_path):

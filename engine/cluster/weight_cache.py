@@ -16,7 +16,7 @@ from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.native.cache_files import cache_dir
 
 
-class KeptWeights:
+class WeightCache:
     """Files of one folder, at most `limit_nbytes` together: those not used for longest go."""
 
     def __init__(self, limit_nbytes, folder=None):

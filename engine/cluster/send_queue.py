@@ -14,7 +14,7 @@ LIMIT_NBYTES = 64 << 20
 ROOM_SECONDS = 10.0             # that `put` waits for room
 
 
-class Outbox:
+class SendQueue:
     """Of one driver; used by its session, in whatever thread that runs, and by those of the workers that fetch."""
 
     def __init__(self):
