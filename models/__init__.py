@@ -20,8 +20,8 @@ from ggjit.models.files.own_weights import OwnWeights
 from ggjit.models.files.rewrite import edit_gguf, quantize_gguf
 from ggjit.models.files.save import save_gguf, save_safetensors
 from ggjit.models.networks.bulk import embed_texts, generate_texts
+from ggjit.models.networks.device_map import token_seconds
 from ggjit.models.networks.evaluate import measure_imatrix, perplexity
 from ggjit.models.networks.finetune import finetune
 from ggjit.models.networks.load import load_model
 from ggjit.models.networks.silero import load_vad
-from ggjit.models.networks.spread import token_seconds

@@ -6,7 +6,7 @@
     cells.py            rows of the caches; context_shift.py: tokens that are dropped; saved_state.py: a text as bytes
     encoder.py          encoders; bert.py: BERT; t5.py: an encoder and a decoder
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn
-    offload.py          layers on a GPU; spread.py: over several devices; layout.py: which weights are repacked
+    offload.py          layers on a GPU; device_map.py: over several devices; layout.py: which weights are repacked
     bulk.py             many texts, in parts, on the workers of a cluster
     silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
     strict.py           files with more in them than is used are refused

@@ -122,7 +122,7 @@ class DecoderGraph(Network):
         self.out = None if tied else want("output.weight", d, self.n_vocab, optional=tied is None)
         if self.out is None:                    # tied; on the GPU a copy, the embedding itself stays where it is
             self.out = want("token_embd.weight", d, self.n_vocab, named="output.weight") \
-                if self.offload.takes("output.weight") else self.embd
+                if self.offload.has("output.weight") else self.embd
 
     def _matrices(self):
         return self._products
@@ -134,7 +134,7 @@ class DecoderGraph(Network):
         for i, block in enumerate(self.description.blocks):
             self.cache.append([self.kv_ctx.new_tensor(type_, ne, f"{name} {i}") for name, type_, ne in
                                block.cache(self._cache_sizes())])
-            where = self.offload.home(f"blk.{i}.") or self.backend
+            where = self.offload.backend_of(f"blk.{i}.") or self.backend
             by_backend.setdefault(where, []).extend(self.cache[-1])
         self.recurrent = any(leaf.name.startswith("state") for kept in self.cache for leaf in kept)
         self.cells.has_states = self.recurrent

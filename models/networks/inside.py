@@ -148,7 +148,7 @@ class Inside:
 
     def _where_of(self, name):
         weight = {"logits": "output.weight", "result_norm": "output_norm.weight"}.get(name, name)
-        return (self.offload.home(weight) or self.backend).name
+        return (self.offload.backend_of(weight) or self.backend).name
 
     def _compared_shapes(self):
         """Shapes of the graphs of one token, of two, and of one that looks at two cache rows, so far as there are."""

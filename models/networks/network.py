@@ -13,11 +13,11 @@ from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import FIND_BROKEN, BrokenValues
 from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.weights import Weights
+from ggjit.models.networks.device_map import DeviceMap
 from ggjit.models.networks.hooks import Hooks
 from ggjit.models.networks.inside import Inside
 from ggjit.models.networks.layout import repacked
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
-from ggjit.models.networks.spread import Spread
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, StaleHandle, TypeMismatch
@@ -65,7 +65,7 @@ class Network(Inside):
         self.file = file
         self.backend, gpu = choose_backends(backend, n_threads, n_gpu_layers)
         self.offload = offload(gpu, n_gpu_layers, HParams(file).n_layer, cpu_moe) if devices is None else \
-            Spread(devices, self)
+            DeviceMap(devices, self)
         self.scheduler = None
         self.weights = Weights(file, self.backend.device)
         self._steps = PlanCache(MAX_KEPT_PLANS)
@@ -86,7 +86,7 @@ class Network(Inside):
             self._repack(repack)
             for gpu in self.offload.gpus:
                 for part in (self.weights, *self.weights.adapters):
-                    part.move(lambda name, gpu=gpu: self.offload.home(name) is gpu, gpu.default_buffer_type)
+                    part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
             if reserve:
                 self._reserve()
         except BaseException:
@@ -96,7 +96,7 @@ class Network(Inside):
 
     def _repack(self, asked, move=True):
         """move=False: only the places are given, for a process that compiles and computes nothing."""
-        here = [t for t in self._matrices() if not self.offload.takes(t.name)]
+        here = [t for t in self._matrices() if not self.offload.has(t.name)]
         chosen = repacked(here, asked, self.REPACKS, self.backend.device)
         self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
 
@@ -111,7 +111,7 @@ class Network(Inside):
     def explain(self):
         """Text: which device has which layers and how fast that is expected to be (with `devices`), or the splits of
         the last graph.  Errors: ParamError for a network on one backend."""
-        if isinstance(self.offload, Spread):
+        if isinstance(self.offload, DeviceMap):
             return self.offload.explain()
         if self.scheduler is None:
             raise ParamError(f"{self!r} lies on one backend: there is nothing to explain")

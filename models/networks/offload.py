@@ -38,14 +38,14 @@ class Offload:
         """The backends that have layers."""
         return [] if self.gpu is None else [self.gpu]
 
-    def home(self, name):
+    def backend_of(self, name):
         """The backend that the tensor of that name lies on; None: that of all the rest."""
-        return self.gpu if self.takes(name) else None
+        return self.gpu if self.has(name) else None
 
     def plan(self, sched, graph):
         return ScheduledPlan(sched, graph)
 
-    def takes(self, name):
+    def has(self, name):
         """Does the tensor of that name lie on the GPU?"""
         if self.gpu is None:
             return False

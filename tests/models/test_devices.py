@@ -11,7 +11,7 @@ from helpers.clusters import workers
 import ggjit as gg
 from ggjit.models import load_model, token_seconds
 from ggjit.models.files.minilm import minilm_path
-from ggjit.models.networks import spread
+from ggjit.models.networks import device_map
 
 IDS, MORE = [3, 17, 40, 31, 5], [[31], [8, 9], [7]]
 MEMORY = {"llama": 300_000, "moe": 900_000}             # of each of two workers: a layer fits, two do not
@@ -27,7 +27,7 @@ def paths(tmp_path_factory):
 @pytest.fixture
 def evenly(monkeypatch):
     """All devices are as fast: the first one is filled first."""
-    monkeypatch.setattr(spread, "measured", lambda backend, free_nbytes: EVENLY)
+    monkeypatch.setattr(device_map, "measured", lambda backend, free_nbytes: EVENLY)
 
 
 def texts(m):
@@ -101,7 +101,7 @@ def test_minilm_over_two_workers_gives_the_cpus_bits(need, evenly):
     path, sentences = minilm_path("F32"), ["a cat sat on the mat", "the quick brown fox"]
     with workers(n=2, memory_nbytes=36_000_000) as cl, load_model(path, repack=False, n_threads=1) as local, \
             load_model(path, repack=False, n_threads=1, devices=cl.devices) as m:
-        assert {m.offload.home(f"blk.{i}.").name for i in range(6)} == {"worker0", "worker1"}
+        assert {m.offload.backend_of(f"blk.{i}.").name for i in range(6)} == {"worker0", "worker1"}
         np.testing.assert_array_equal(m.embed(sentences), local.embed(sentences))
 
 
@@ -117,7 +117,7 @@ def test_what_does_not_fit_stays_here_and_explain_says_it(paths, evenly):
 
 def test_a_worker_that_pays_nothing_is_left_out(paths, monkeypatch):
     speeds = {"worker0": (1e9, 1e-4), "worker1": (4e9, 1e-4)}
-    monkeypatch.setattr(spread, "measured", lambda backend, free_nbytes: speeds[backend.name])
+    monkeypatch.setattr(device_map, "measured", lambda backend, free_nbytes: speeds[backend.name])
     with workers(n=2) as cl, load_model(paths["llama"], devices=cl.devices) as m:
         assert homes(m) == {"worker1": [0, 1]} and "worker0: left out, it would make no token faster" in m.explain()
         alone = m.offload.expected_seconds
@@ -127,7 +127,7 @@ def test_a_worker_that_pays_nothing_is_left_out(paths, monkeypatch):
 
 def test_speed_is_measured(paths):
     with workers(n=1) as cl:
-        speed, trip = spread.measured(cl.devices[0].init_backend(), cl.devices[0].memory()[0])
+        speed, trip = device_map.measured(cl.devices[0].init_backend(), cl.devices[0].memory()[0])
         assert 1e6 < speed < 1e13 and 1e-6 < trip < 10
         cl.devices[0].memory()
         assert not cl.servers[0].machine.used_nbytes

@@ -53,7 +53,7 @@ def token_seconds(weights_nbytes, nbytes_per_second, trip_seconds, crossing_nbyt
 
 
 @dataclasses.dataclass
-class Share:
+class DeviceShare:
     """What one device gets."""
     backend: Backend
     free_nbytes: int
@@ -74,13 +74,13 @@ class Share:
         return " and ".join(words + ["the output"] * (OUTPUT in self.parts))
 
 
-class Spread:
+class DeviceMap:
     """Which device has which layers.  `explain()`: that, and what it is expected to cost."""
 
     def __init__(self, devices, network):
         self._network = network
-        self._shares = [Share(b, 0) for b in _backends(devices)]
-        self._homes = None          # {layer or OUTPUT: backend}, None: not settled yet
+        self._shares = [DeviceShare(b, 0) for b in _backends(devices)]
+        self._placement = None      # {layer or OUTPUT: backend}, None: not settled yet
         self.seconds = None         # what the last token took
 
     @property
@@ -88,16 +88,16 @@ class Spread:
         self._settle()
         return [s.backend for s in self._shares if s.parts]
 
-    def home(self, name):
+    def backend_of(self, name):
         """The backend that the tensor of that name lies on; None: the driver's."""
         self._settle()
         layer = LAYER.match(name)
         if layer is None:
-            return self._homes.get(OUTPUT) if name.startswith("output") else None
-        return self._homes.get(int(layer[1]))
+            return self._placement.get(OUTPUT) if name.startswith("output") else None
+        return self._placement.get(int(layer[1]))
 
-    def takes(self, name):
-        return self.home(name) is not None
+    def has(self, name):
+        return self.backend_of(name) is not None
 
     def plan(self, sched, graph):
         return _TimedPlan(self, sched, graph)
@@ -105,20 +105,20 @@ class Spread:
     # ------------------------------------------------------------ choosing
     def _settle(self):
         """Measure and divide, once: when the network knows what its layers keep."""
-        if self._homes is not None:
+        if self._placement is not None:
             return
         sizes = self._sizes()
         for share in self._shares:
             share.free_nbytes = share.backend.device.memory()[0]
             share.nbytes_per_second, share.trip_seconds = measured(share.backend, share.free_nbytes)
-        self._homes, todo = {}, [k for k in (OUTPUT, *sorted(sizes.keys() - {OUTPUT}, reverse=True)) if k in sizes]
+        self._placement, todo = {}, [k for k in (OUTPUT, *sorted(sizes.keys() - {OUTPUT}, reverse=True)) if k in sizes]
         for share in sorted(self._shares, key=lambda s: -s.nbytes_per_second):
             room = ROOM * share.free_nbytes
             if todo and todo[0] == OUTPUT and sizes[OUTPUT][0] > room:
                 todo.pop(0)             # it stays with the driver
             while todo and share.held_nbytes + sizes[todo[0]][0] <= room:
                 k = todo.pop(0)
-                self._homes[k] = share.backend
+                self._placement[k] = share.backend
                 share.parts.append(k)
                 share.held_nbytes += sizes[k][0]
                 share.nbytes += sizes[k][1]
@@ -170,18 +170,18 @@ class Spread:
 
 
 class _TimedPlan(ScheduledPlan):
-    """Tells the Spread how long a token took."""
+    """Tells the DeviceMap how long a token took."""
 
-    def __init__(self, spread, sched, graph):
+    def __init__(self, device_map, sched, graph):
         super().__init__(sched, graph)
         tokens = next((t for t in graph.leafs if t.name == "tokens"), None)
-        self._spread = spread if tokens is not None and tokens.ne[0] == 1 else None
+        self._device_map = device_map if tokens is not None and tokens.ne[0] == 1 else None
 
     def compute(self):
         t0 = time.perf_counter()
         super().compute()
-        if self._spread is not None:
-            self._spread.seconds = time.perf_counter() - t0
+        if self._device_map is not None:
+            self._device_map.seconds = time.perf_counter() - t0
 
 
 def _backends(devices):
