@@ -71,7 +71,7 @@ class CacheSizes:
     n_embd: int
     kv_type: Any
     rows: dict                          # {window: cache rows of layers with it}
-    n_slots: int                        # rows of states
+    n_state_rows: int                   # rows of states
 
 
 @dataclasses.dataclass
@@ -111,18 +111,18 @@ class Scope:
         return self.n_tokens // self.n_seqs
 
     def states_of(self, i, k):
-        """State k of layer i of all texts: [n, n_slots]."""
+        """State k of layer i of all texts: [n, n_state_rows]."""
         return next(leaf for leaf in self.cache[i] if leaf.name == f"state {k} {i}")
 
     def state(self, i, k):
         """State k of layer i before these tokens: [n, n_seqs]."""
-        return gg.get_rows(self.states_of(i, k), self.leaf["slot"])
+        return gg.get_rows(self.states_of(i, k), self.leaf["state_row"])
 
     def keep(self, i, k, new):
         """Store state k of layer i."""
         kept = self.states_of(i, k)
         new = gg.set_name(gg.reshape_2d(new, kept.ne[0], self.n_seqs), f"state_{k}-{i}")
-        self.states.append(gg.set_rows(kept, new, self.leaf["next_slot"]))
+        self.states.append(gg.set_rows(kept, new, self.leaf["next_state_row"]))
 
 
 def mask_name(window):

@@ -231,10 +231,10 @@ def through_experts(m, experts, ids, weights, named):
     h = named(h, experts.act)
     y = named(product(experts.down, h, 3), "down")
     y = y if experts.before else named(gg.mul(y, weights), "weighted")
-    slots = [gg.view_2d(y, n_embd, n_tokens, y.nb[2], u * y.nb[1]) for u in range(experts.n_used)]
-    out = slots[0] if len(slots) > 1 else gg.cont(slots[0])
-    for slot in slots[1:]:
-        out = gg.add(out, slot)
+    outputs = [gg.view_2d(y, n_embd, n_tokens, y.nb[2], u * y.nb[1]) for u in range(experts.n_used)]
+    out = outputs[0] if len(outputs) > 1 else gg.cont(outputs[0])
+    for output in outputs[1:]:
+        out = gg.add(out, output)
     return named(out, "out")
 
 

@@ -14,7 +14,7 @@ F32 = BY_NAME["f32"]
 
 def state(sizes, k, n):
     """What Piece.cache tells of a state of n numbers, the k-th of its layer."""
-    return f"state {k}", F32, (n, sizes.n_slots)
+    return f"state {k}", F32, (n, sizes.n_state_rows)
 
 
 def convolved(g, i, k, x, kernel):

@@ -147,7 +147,7 @@ def scanned(g, i, x, dt, a, b, c):
     head_dim, n_head = x.ne[:2]
     kept = g.states_of(i, 1)
     states = gg.reshape_4d(kept, b.ne[0], head_dim, n_head, kept.ne[1])
-    out = gg.ssm_scan(states, x, dt, a, b, c, g.leaf["slot"])
+    out = gg.ssm_scan(states, x, dt, a, b, c, g.leaf["state_row"])
     n = head_dim * n_head * g.n_tokens
     g.keep(i, 1, gg.view_1d(out, kept.ne[0] * g.n_seqs, n * out.nb[0]))
     return gg.view_1d(out, n, 0)

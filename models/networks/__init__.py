@@ -3,7 +3,7 @@
     load.py             load_model: a GGUF file -> the network of its architecture
     network.py          what the architectures share: weights, plans by shape, ids
     decoder_graph.py    decoders as graphs, from a description; decoder.py: texts that they read and continue
-    cells.py            rows of the caches; context_shift.py: tokens that are dropped; saved_state.py: a text as bytes
+    kv_cells.py         rows of the caches; context_shift.py: tokens that are dropped; saved_state.py: a text as bytes
     encoder.py          encoders; bert.py: BERT; t5.py: an encoder and a decoder
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn
     offload.py          layers on a GPU; device_map.py: over several devices; layout.py: which weights are repacked

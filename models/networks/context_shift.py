@@ -13,7 +13,7 @@ windows that would reach into what was dropped), the tokens that stay are read a
 import numpy as np
 
 import ggjit as gg
-from ggjit.models.networks.cells import ALL, Lay
+from ggjit.models.networks.kv_cells import ALL, SlotMapping
 
 NAME = "turn"                           # of the graph's shape: (NAME, rows of each window)
 
@@ -23,18 +23,18 @@ def shift(m, n_keep, n_discard):
     text = m.text
     first, n = n_keep + n_discard, len(text.ids)
     stay = text.ids[:n_keep] + text.ids[first:]
-    since = {w: max(n_keep, lay.since - n_discard) if lay.since or lay.n < m.n_ctx else 0
-             for w, lay in text.lays.items()}
+    since = {w: max(n_keep, mapping.since - n_discard) if mapping.since or mapping.n < m.n_ctx else 0
+             for w, mapping in text.mappings.items()}
     turns = not text.broken and _can_turn(m) and all(max(len(stay) - w + 1, 0) >= since[w] for w in since if w)
     if turns:
-        lowest = {w: max(first, lay.since, text.written - lay.n) for w, lay in text.lays.items()}
+        lowest = {w: max(first, mapping.since, text.written - mapping.n) for w, mapping in text.mappings.items()}
         try:
-            _turn(m, {w: lay.at(min(lowest[w], n), n) for w, lay in text.lays.items()}, n_discard)
+            _turn(m, {w: mapping.at(min(lowest[w], n), n) for w, mapping in text.mappings.items()}, n_discard)
         except BaseException:
             text.broken = True          # some keys are turned, others are not
             raise
-        text.lays = {w: _moved(lay, n_keep, n_discard, n, since[w], whole=lay.n == m.n_ctx)
-                     for w, lay in text.lays.items()}
+        text.mappings = {w: _moved(mapping, n_keep, n_discard, n, since[w], whole=mapping.n == m.n_ctx)
+                         for w, mapping in text.mappings.items()}
         text.written = max(text.written - n_discard, len(stay))
     text.ids = stay
     text.exact = min(text.exact, n_keep)
@@ -48,14 +48,14 @@ def _can_turn(m):
                 any(getattr(p, "norm_after_rope", False) for p in about.pieces))
 
 
-def _moved(lay, n_keep, n_discard, n, since, whole):
+def _moved(mapping, n_keep, n_discard, n, since, whole):
     """The rows as they belong to positions afterwards."""
-    rows, first = lay.rows, n_keep + n_discard
+    rows, first = mapping.rows, n_keep + n_discard
     if whole:
         rows = np.concatenate([rows[:n_keep], rows[first:n], rows[n_keep:first], rows[n:]])
     else:
-        rows = np.roll(rows, -(n_discard % lay.n))
-    return Lay(rows, since)
+        rows = np.roll(rows, -(n_discard % mapping.n))
+    return SlotMapping(rows, since)
 
 
 def _turn(m, rows, n_discard):

@@ -1,6 +1,6 @@
 """Decoders: texts that are read and continued, over the graphs of decoder_graph.py.
 
-A text is the ids that were read and the cache rows that hold what the layers know of them (networks/cells.py).
+A text is the ids that were read and the cache rows that hold what the layers know of them (networks/kv_cells.py).
 """
 import numpy as np
 
@@ -79,7 +79,7 @@ class Decoder(DecoderGraph):
             if not n or not text.holds(n) or (self.recurrent and n < len(text.ids)):
                 self.reset()
                 return 0
-            text.cut(n, text.slot)
+            text.cut(n, text.state_row)
             self.holder = None
             return n
 
@@ -141,18 +141,18 @@ class Decoder(DecoderGraph):
 
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
-        n, slot, out = len(text.ids), text.slot, []
+        n, state_row, out = len(text.ids), text.state_row, []
         if not n and text is self.text:
             self._read_with = self._weight_versions()
         if self._hooks.wanted is not None and len(ids):
             text.exact, text.hooked = min(text.exact, n), min(text.hooked, n)
         try:
             for start in counted("reading batches of tokens", range(0, len(ids), self.n_batch)):
-                part, slots = ids[start:start + self.n_batch], self.cells.free_slots(1, slot)
-                out.append(self._fed_batch([(text, part)], slots, all_rows, hidden))
-                text.add(part, slots[0])
+                part, state_rows = ids[start:start + self.n_batch], self.cells.free_state_rows(1, state_row)
+                out.append(self._fed_batch([(text, part)], state_rows, all_rows, hidden))
+                text.add(part, state_rows[0])
         except BaseException:
-            text.cut(n, slot)
+            text.cut(n, state_row)
             raise
         return out
 
@@ -174,9 +174,9 @@ class Decoder(DecoderGraph):
         Recurrent layers take one run of any length, or runs of one token.  Runs of one token are padded to a power of
         two by the last of them, so that few plans serve any number.  An interrupted call leaves all texts as they were.
         """
-        slots = self.cells.free_slots(len(runs))
-        out = self._fed_batch(*self._padded(runs, slots))[:len(runs)]
-        self._added(runs, slots)
+        state_rows = self.cells.free_state_rows(len(runs))
+        out = self._fed_batch(*self._padded(runs, state_rows))[:len(runs)]
+        self._added(runs, state_rows)
         return out
 
     @property
@@ -189,33 +189,33 @@ class Decoder(DecoderGraph):
 
         After an error, of this or of the function, what was read of these texts is not known.
         """
-        slots = self.cells.free_slots(len(runs))
-        step = self._filled(*self._padded(runs, slots))
+        state_rows = self.cells.free_state_rows(len(runs))
+        step = self._filled(*self._padded(runs, state_rows))
         with oom_guard("logits"):
             read = step.submit()
-        self._added(runs, slots)
+        self._added(runs, state_rows)
         return lambda: read().reshape(-1, self.n_vocab)[:len(runs)]
 
-    def _padded(self, runs, slots):
-        """Runs of one token, and their slots, up to a power of two."""
+    def _padded(self, runs, state_rows):
+        """Runs of one token, and their state_rows, up to a power of two."""
         n = len(runs)
         more = (1 << (n - 1).bit_length()) - n if all(len(ids) == 1 for _, ids in runs) else 0
-        return runs + runs[-1:] * more, slots + slots[-1:] * more
+        return runs + runs[-1:] * more, state_rows + state_rows[-1:] * more
 
-    def _added(self, runs, slots):
-        for (text, ids), slot in zip(runs, slots, strict=True):
+    def _added(self, runs, state_rows):
+        for (text, ids), state_row in zip(runs, state_rows, strict=True):
             if self._hooks.wanted is not None:
                 text.exact = min(text.exact, len(text.ids))
-            text.add(ids, slot)
+            text.add(ids, state_row)
 
     def _key_rows(self, layer, n_tokens):
         """(first, rows): positions from `first` on lie in these cache rows of a layer, once the text has n_tokens more;
         None where several texts share the rows."""
         if self.text is None:
             return None
-        lay, end = self.text.lays[self.description.blocks[layer].mixer.window], len(self.text.ids) + n_tokens
-        first = max(0, end - lay.n)
-        return first, lay.at(first, end)
+        mapping, end = self.text.mappings[self.description.blocks[layer].mixer.window], len(self.text.ids) + n_tokens
+        first = max(0, end - mapping.n)
+        return first, mapping.at(first, end)
 
     # ------------------------------------------------------------ results
     def hidden(self, ids):

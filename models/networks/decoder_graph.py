@@ -3,7 +3,7 @@
 The graph of a batch depends on a few numbers only, so it is planned once and replayed: how many tokens, how many cache
 rows are looked at (rounded up, the mask hides the rest), how many logit rows are wanted.  Positions, cache row numbers
 and the masks are inputs; attention layers with windows share a mask per window.  A batch holds tokens of one text or of
-several (networks/cells.py).
+several (networks/kv_cells.py).
 """
 import math
 import warnings
@@ -18,7 +18,7 @@ from ggjit.models.blocks.hparams import MAX_CTX, ROPE_OPTIONS, HParams, rope_opt
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks import context_shift
-from ggjit.models.networks.cells import Cells
+from ggjit.models.networks.kv_cells import KVCells
 from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.host_memory import oom_guard
@@ -31,7 +31,7 @@ DEFAULT_N_SEQS, MAX_SEQS = 8, 256       # texts at once
 
 
 class DecoderGraph(Network):
-    """`_fed_batch(runs, slots)`: the next tokens of some texts through the network."""
+    """`_fed_batch(runs, state_rows)`: the next tokens of some texts through the network."""
 
     def __init__(self, file, backend="CPU", n_threads=None, n_ctx=None, n_batch=512, kv_type="F16", flash=True,
                  n_seqs=DEFAULT_N_SEQS, **kw):
@@ -52,8 +52,8 @@ class DecoderGraph(Network):
         self._check_positions()
         self.n_batch = min(self.n_batch, self.n_ctx)
         self._check_kv_type()
-        self.cells = Cells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, self._mask_values(),
-                           self.description.chunked)
+        self.cells = KVCells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, self._mask_values(),
+                             self.description.chunked)
         self._load_weights()
         self._make_cache()
 
@@ -143,7 +143,7 @@ class DecoderGraph(Network):
         self.kv_buffer.clear()
 
     def _cache_sizes(self):
-        return CacheSizes(self.n_embd, self.kv_type, self.cells.n_rows, self.cells.n_slots)
+        return CacheSizes(self.n_embd, self.kv_type, self.cells.n_rows, self.cells.n_state_rows)
 
     def _kept_nbytes(self, layer):
         cache = self.description.blocks[layer].cache(self._cache_sizes())
@@ -200,7 +200,7 @@ class DecoderGraph(Network):
         if self.description.temperature:
             inputs["temperature"] = np.ones((n_tokens, 1, 1), np.float32)
         if self.recurrent:
-            inputs |= {"slot": np.zeros(n_seqs, np.int32), "next_slot": np.ones(n_seqs, np.int64)}
+            inputs |= {"state_row": np.zeros(n_seqs, np.int32), "next_state_row": np.ones(n_seqs, np.int64)}
         if n_out < n_tokens:
             inputs["out_rows"] = np.zeros(n_out, np.int32)
         return inputs
@@ -251,20 +251,20 @@ class DecoderGraph(Network):
         return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]
 
     # ------------------------------------------------------------ a batch
-    def _fed_batch(self, runs, slots, all_rows=False, hidden=False):
-        step = self._filled(runs, slots, all_rows, hidden)
+    def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False):
+        step = self._filled(runs, state_rows, all_rows, hidden)
         with oom_guard("hidden states" if hidden else "logits"):
             return step.run().reshape(-1, self.n_embd if hidden else self.n_vocab).copy()
 
-    def _filled(self, runs, slots, all_rows=False, hidden=False):
+    def _filled(self, runs, state_rows, all_rows=False, hidden=False):
         """The planned graph for a batch, with its inputs."""
         n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
         step = self._step((n, self.cells.n_kv(runs), n if all_rows else n_runs, hidden,
                            n_runs if self.recurrent else 1))
-        self._fill(step.inputs, runs, slots)
+        self._fill(step.inputs, runs, state_rows)
         return step
 
-    def _fill(self, inputs, runs, slots):
+    def _fill(self, inputs, runs, state_rows):
         at, tokens, positions = 0, inputs["tokens"], inputs.get("positions")
         for text, ids in runs:
             n, past = len(ids), len(text.ids)
@@ -280,6 +280,6 @@ class DecoderGraph(Network):
             self.cells.place(inputs, at, text, n)
             at = end
         if self.recurrent:
-            inputs["slot"][:], inputs["next_slot"][:] = [text.slot for text, _ in runs], slots
+            inputs["state_row"][:], inputs["next_state_row"][:] = [text.state_row for text, _ in runs], state_rows
         if "out_rows" in inputs:
             inputs["out_rows"][:] = np.cumsum([len(ids) for _, ids in runs]) - 1

@@ -255,7 +255,7 @@ class HookedPlan:
             placed.set(x if axis is None else whole)
 
     def _keep(self, keeping):
-        n, n_texts, values = self._n_tokens(), len(self._inputs.get("next_slot", ())), {}
+        n, n_texts, values = self._n_tokens(), len(self._inputs.get("next_state_row", ())), {}
         for name in self._kept if keeping else ():
             axis, a = self._specs[name].token_axis, self._by_position(name, self._plan.view(self._named[name]))
             if axis is None:
@@ -268,7 +268,7 @@ class HookedPlan:
     def _n_tokens(self):
         """Tokens of the step without copies of the last one, which fill a batch of texts up."""
         for name, a in self._inputs.items():
-            if name.startswith("rows") or name == "next_slot" and len(a) > 1:
+            if name.startswith("rows") or name == "next_state_row" and len(a) > 1:
                 others = np.flatnonzero(a != a[-1])
                 return int(others[-1]) + 2 if len(others) else 1
         return len(self._inputs.get("tokens", ()))

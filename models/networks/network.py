@@ -206,7 +206,7 @@ class Network(Inside):
         held = self._allocator.buffer_size()
         self._allocator.alloc_graph(graph)
         if self._allocator.buffer_size() != held:
-            self._steps.clear()                 # their results lay in the arena that was replaced
+            self._steps.clear()                 # their results mapping in the arena that was replaced
 
     @property
     def compute_nbytes(self):

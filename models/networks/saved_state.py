@@ -16,7 +16,7 @@ import zlib
 import numpy as np
 
 from ggjit.models.blocks.description import WHOLE
-from ggjit.models.networks.cells import ALL
+from ggjit.models.networks.kv_cells import ALL
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.core.whole_numbers import is_whole
@@ -58,10 +58,10 @@ def load(m, state):
         m._checked_ids(ids, m.n_ctx)
     m.reset()
     text = m.text
-    text.ids, text.written, text.slot = ids.tolist(), n, int(bool(n) and m.recurrent)
+    text.ids, text.written, text.state_row = ids.tolist(), n, int(bool(n) and m.recurrent)
     text.exact = header["n_exact"] if header["n_exact"] < n else ALL
-    for window, lay in text.lays.items():
-        lay.since = _first(n, window)
+    for window, mapping in text.mappings.items():
+        mapping.since = _first(n, window)
     at = 4 * n
     try:
         for leaf, row, runs in _rows(m, text):
@@ -103,9 +103,9 @@ def _rows(m, text):
             if leaf.name.startswith(WHOLE):
                 rows = np.arange(leaf.ne[1])
             elif leaf.name.startswith("state"):
-                rows = np.array([text.slot] if n else [], np.int64)
+                rows = np.array([text.state_row] if n else [], np.int64)
             else:
-                rows = text.lays[window].at(_first(n, window), n) if n else np.array([], np.int64)
+                rows = text.mappings[window].at(_first(n, window), n) if n else np.array([], np.int64)
             yield leaf, leaf.nb[1], _runs(rows)
 
 

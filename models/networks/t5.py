@@ -13,9 +13,9 @@ import ggjit as gg
 from ggjit.models.blocks.description import WHOLE, Loader, Scope
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families.t5 import encoder
-from ggjit.models.networks.cells import _band
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import relative_buckets
+from ggjit.models.networks.kv_cells import _band
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import is_many
 from ggjit.ops.core.errors import IndexRangeError, ParamError
@@ -111,12 +111,12 @@ class T5(Decoder):
         inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs)
         return inputs | {"buckets": np.zeros(inputs["mask"].size, np.int32)}
 
-    def _fill(self, inputs, runs, slots):
-        super()._fill(inputs, runs, slots)
+    def _fill(self, inputs, runs, state_rows):
+        super()._fill(inputs, runs, state_rows)
         (text, ids), = runs
         n, past = len(ids), len(text.ids)
         buckets = inputs["buckets"].reshape(n, -1)
-        buckets[:, text.lays[0].at(0, past + n)] = _band(self._buckets, self.n_ctx - 1 - past, n, past + n)
+        buckets[:, text.mappings[0].at(0, past + n)] = _band(self._buckets, self.n_ctx - 1 - past, n, past + n)
 
     def _fed(self, ids, all_rows, hidden=False):
         if not self.n_encoded:

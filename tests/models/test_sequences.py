@@ -10,7 +10,7 @@ from helpers.tiny_model import Words
 
 import ggjit as gg
 from ggjit.models import load_model
-from ggjit.models.networks.cells import Cells
+from ggjit.models.networks.kv_cells import KVCells
 from ggjit.models.networks.peak import model_peak
 
 PROMPTS = [[5, 6, 7, 8, 9], list(range(40)), [1], [3, 9] * 10, [7, 7, 1], list(range(30, 2, -1)), [2, 4, 6], [11, 12]]
@@ -42,9 +42,9 @@ def alone(m, prompts, n=6):
 def seen_by_definition(cells, window, texts, columns, text, position):
     """The mask of a token: what lies in each row, looked at one by one."""
     out = np.full(columns, -np.inf, np.float32)
-    lay = text.lays[window]
+    mapping = text.mappings[window]
     for p in range(max(0, position - window + 1) if window else 0, position + 1):
-        row = lay.rows[p % lay.n]
+        row = mapping.rows[p % mapping.n]
         if row < columns:
             out[row] = p - position
     return out
@@ -55,14 +55,14 @@ def test_masks_show_each_token_its_own_text(n_seqs, n_batch):
     n_ctx, windows = 96, (0, 8)
     back = np.arange(1 - n_ctx, n_ctx + 1)
     values = {w: np.where((back <= 0) & (back > -(w or n_ctx)), back, -np.inf).astype(np.float32) for w in windows}
-    cells, rng, wrapped, scattered = Cells(n_ctx, windows, n_batch, n_seqs, values), np.random.default_rng(0), 0, 0
+    cells, rng, wrapped, scattered = KVCells(n_ctx, windows, n_batch, n_seqs, values), np.random.default_rng(0), 0, 0
     for _ in range(60):
         text = cells.open(int(rng.integers(1, 60)))
         if text is None:
             cells.close(cells.texts[int(rng.integers(len(cells.texts)))])
             continue
         for _ in range(4):
-            n = min(int(rng.integers(1, n_batch + 1)), text.lays[0].n - len(text.ids))
+            n = min(int(rng.integers(1, n_batch + 1)), text.mappings[0].n - len(text.ids))
             if n < 1:
                 break
             past, columns = len(text.ids), cells.n_kv([(text, range(n))])
@@ -71,16 +71,16 @@ def test_masks_show_each_token_its_own_text(n_seqs, n_batch):
             inputs |= {"rows": np.zeros(n + 2, np.int64), "rows_8": np.zeros(n + 2, np.int64)}
             cells.place(inputs, 1, text, n)
             for w, rows, mask in ((0, "rows", "mask"), (8, "rows_8", "mask_8")):
-                lay = text.lays[w]
+                mapping = text.mappings[w]
                 for i in range(n):
                     want = seen_by_definition(cells, w, cells.texts, inputs[mask].shape[1], text, past + i)
                     np.testing.assert_array_equal(inputs[mask][1 + i], want)
-                    assert inputs[rows][1 + i] == lay.rows[(past + i) % lay.n]
+                    assert inputs[rows][1 + i] == mapping.rows[(past + i) % mapping.n]
                 assert (inputs[mask][[0, -1]] == 7).all()
-                wrapped += past + n > lay.n
-                scattered += lay.first < 0
+                wrapped += past + n > mapping.n
+                scattered += mapping.first < 0
             text.add(np.zeros(n, np.int32), 0)
-        held = [set(t.lays[w].rows.tolist()) for w in windows for t in cells.texts]
+        held = [set(t.mappings[w].rows.tolist()) for w in windows for t in cells.texts]
         assert sum(map(len, held[:len(cells.texts)])) == len(set().union(*held[:len(cells.texts)]))
     assert scattered and (wrapped or n_batch == 16)
 

@@ -11,10 +11,10 @@ Where windows are chunks, a token sees those of the w positions from the last mu
 A layer that looks back w tokens needs these and the batch that is being read.  Where that is less than the context, the
 caches of such layers have w - 1 + n_batch rows for each text, used in turn.  Masks tell every token the rows it sees.
 
-A recurrent layer keeps states, each a row of n_slots.  A batch reads one row and writes another, so that an interrupted
-call leaves the text as it was:
+A recurrent layer keeps states, each a row of n_state_rows.  A batch reads one row and writes another, so that an
+interrupted call leaves the text as it was:
 
-    slot 0          empty, never written: where a text begins
+    row 0           empty, never written: where a text begins
     the others      of the texts as they are, and as they are after the batch
 """
 import numpy as np
@@ -26,7 +26,7 @@ KV_STEP = 256                   # cache rows looked at are a multiple of this
 ALL = 1 << 31                   # tokens: more than a text can have
 
 
-class Lay:
+class SlotMapping:
     """The rows of one text in the caches of layers with one window.  since: the first position that they hold."""
 
     __slots__ = ("first", "n", "rows", "since", "tops")
@@ -56,37 +56,37 @@ class Text:
     hooked: the first that was read under hooks.
     """
 
-    __slots__ = ("broken", "exact", "hooked", "ids", "lays", "slot", "written")
+    __slots__ = ("broken", "exact", "hooked", "ids", "mappings", "state_row", "written")
 
-    def __init__(self, lays):
-        self.lays, self.ids, self.slot, self.written, self.exact, self.hooked = lays, [], 0, 0, ALL, ALL
+    def __init__(self, mappings):
+        self.mappings, self.ids, self.state_row, self.written, self.exact, self.hooked = mappings, [], 0, 0, ALL, ALL
         self.broken = False             # rows that it needs were overwritten by a call that was interrupted
 
-    def add(self, ids, slot):
-        """These tokens were read; the states lie in `slot`."""
+    def add(self, ids, state_row):
+        """These tokens were read; the states lie in `state_row`."""
         self.ids += ids.tolist()
-        self.slot = slot
+        self.state_row = state_row
 
     def holds(self, n):
         """Do the windows of a text that ends after n tokens lie in the caches?"""
-        return all(max(n - window + 1, 0) >= max(lay.since, self.written - lay.n)
-                   for window, lay in self.lays.items() if window)
+        return all(max(n - window + 1, 0) >= max(mapping.since, self.written - mapping.n)
+                   for window, mapping in self.mappings.items() if window)
 
     def forget(self):
         """Begin anew, in the same rows."""
-        self.ids, self.slot, self.written, self.broken, self.exact, self.hooked = [], 0, 0, False, ALL, ALL
-        for lay in self.lays.values():
-            lay.since = 0
+        self.ids, self.state_row, self.written, self.broken, self.exact, self.hooked = [], 0, 0, False, ALL, ALL
+        for mapping in self.mappings.values():
+            mapping.since = 0
 
-    def cut(self, n, slot):
+    def cut(self, n, state_row):
         """The first n tokens, and the states as they were then."""
         del self.ids[n:]
-        self.slot, self.broken = slot, not self.holds(n)
+        self.state_row, self.broken = state_row, not self.holds(n)
         self.exact = self.exact if self.exact < n else ALL
         self.hooked = self.hooked if self.hooked < n else ALL
 
 
-class Cells:
+class KVCells:
     """The rows of all caches.  values: {window: what a mask holds by distance, from 1 - n_ctx to n_ctx}.
 
     chunked: are windows chunks?
@@ -99,7 +99,7 @@ class Cells:
         self._each = {w: n if self.n_rows[w] < n_ctx else n_ctx for w, n in each.items()}
         self._windows = [(w, rows_name(w), mask_name(w), values[w]) for w in windows]
         self.most = max(self.n_rows.values(), default=0)
-        self.n_slots = 1 + max(2 * n_seqs, n_seqs + 2)
+        self.n_state_rows = 1 + max(2 * n_seqs, n_seqs + 2)
         self.has_states = True          # does a layer keep states?
         self.clear()
 
@@ -124,10 +124,10 @@ class Cells:
         if any(rows is None for rows in found.values()):
             return None
         if n_shared:
-            found = {w: np.concatenate([like.lays[w].rows[:n_shared], rows]) for w, rows in found.items()}
+            found = {w: np.concatenate([like.mappings[w].rows[:n_shared], rows]) for w, rows in found.items()}
         for w, rows in found.items():
             self._n_texts[w][rows] += 1
-        text = Text({w: Lay(rows) for w, rows in found.items()})
+        text = Text({w: SlotMapping(rows) for w, rows in found.items()})
         if n_shared:
             text.ids, text.written = like.ids[:n_shared], n_shared
         self.texts.append(text)
@@ -136,23 +136,23 @@ class Cells:
     def close(self, text):
         """Give the rows of a text back."""
         self.texts.remove(text)
-        for w, lay in text.lays.items():
-            self._n_texts[w][lay.rows] -= 1
+        for w, mapping in text.mappings.items():
+            self._n_texts[w][mapping.rows] -= 1
 
-    def free_slots(self, n, *kept):
-        """n slots that hold no text's states, nor those of `kept`."""
+    def free_state_rows(self, n, *kept):
+        """n state rows that hold no text's states, nor those of `kept`."""
         if not self.has_states:
             return [0] * n
-        used = {0, *kept, *(text.slot for text in self.texts)}
-        return [s for s in range(self.n_slots) if s not in used][:n]
+        used = {0, *kept, *(text.state_row for text in self.texts)}
+        return [s for s in range(self.n_state_rows) if s not in used][:n]
 
     def n_kv(self, runs):
         """Cache rows that are looked at for these runs [(text, ids)], rounded up; the masks hide the rest."""
         n = 0
         for text, ids in runs:
             end = len(text.ids) + len(ids)
-            for lay in text.lays.values():
-                top = lay.top(end)
+            for mapping in text.mappings.values():
+                top = mapping.top(end)
                 n = top if top > n else n
         return self.rounded(n)
 
@@ -167,25 +167,25 @@ class Cells:
         if end > text.written:
             text.written = end
         for window, rows, mask, values in self._windows:
-            lay, mask = text.lays[window], inputs[mask]
+            mapping, mask = text.mappings[window], inputs[mask]
             seen = max(past - window + 1, 0) if window else 0
-            if lay.first == 0 and end <= lay.n:                 # rows are positions
+            if mapping.first == 0 and end <= mapping.n:         # rows are positions
                 if n == 1:
                     inputs[rows][at] = past
                     mask[at] = values[lowest:lowest + mask.shape[1]]
                 else:
-                    inputs[rows][at:at + n] = lay.rows[past:end]
+                    inputs[rows][at:at + n] = mapping.rows[past:end]
                     mask[at:at + n] = _band(values, lowest, n, mask.shape[1])
             else:
-                inputs[rows][at:at + n] = lay.at(past, end)
-                columns = lay.at(seen, end) if lay.first < 0 or end > lay.n else \
-                    slice(lay.first + seen, lay.first + end)
+                inputs[rows][at:at + n] = mapping.at(past, end)
+                columns = mapping.at(seen, end) if mapping.first < 0 or end > mapping.n else \
+                    slice(mapping.first + seen, mapping.first + end)
                 mask[at:at + n] = -np.inf
                 mask[at:at + n, columns] = _band(values, lowest + seen, n, end - seen)
             if self.chunked and window:
                 for i, stop, start in chunks(past, n, window):
                     if start > seen:
-                        mask[at + i:at + stop, lay.at(seen, start)] = -np.inf
+                        mask[at + i:at + stop, mapping.at(seen, start)] = -np.inf
 
     def mask(self, window, n):
         """(n, n): what the first n tokens of a text see of each other."""
