@@ -19,7 +19,7 @@ from ggjit.ops.core.progress import counted
 
 class Decoder(DecoderGraph):
     """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`, `m.chat(messages)`."""
-    holder = None                       # mark of the Generation whose text is in the cache
+    cache_owner = None                  # mark of the Generation whose text is in the cache
 
     def _load(self):
         super()._load()
@@ -27,13 +27,13 @@ class Decoder(DecoderGraph):
 
     def free(self):
         super().free()
-        self.holder = None
+        self.cache_owner = None
 
     # ------------------------------------------------------------ the text
     def reset(self):
         """Forget the text so far; the next tokens start at position 0."""
         self.cells.clear()
-        self.text, self.holder = self.cells.open(self.n_ctx), None
+        self.text, self.cache_owner = self.cells.open(self.n_ctx), None
         self._read_with = self._weight_versions()
 
     def _weight_versions(self):
@@ -50,10 +50,10 @@ class Decoder(DecoderGraph):
         """Tokens of the text so far."""
         return len(self.text.ids) if self.text else 0
 
-    def lend(self, mark):
-        """Give all rows to the holder of `mark`; the text so far is forgotten."""
+    def hand_over(self, mark):
+        """Give all rows to the cache_owner of `mark`; the text so far is forgotten."""
         self.cells.clear()
-        self.text, self.holder = None, mark
+        self.text, self.cache_owner = None, mark
         self._read_with = self._weight_versions()
 
     @property
@@ -80,7 +80,7 @@ class Decoder(DecoderGraph):
                 self.reset()
                 return 0
             text.cut(n, text.state_row)
-            self.holder = None
+            self.cache_owner = None
             return n
 
     def shift_context(self, n_keep, n_discard):
@@ -93,7 +93,7 @@ class Decoder(DecoderGraph):
             n_keep = integer("n_keep", n_keep, 0, self.n_past)
             n_discard = integer("n_discard", n_discard, 0, self.n_past - n_keep, f" (n_past {self.n_past} - n_keep)")
             if n_discard:
-                self.holder = None
+                self.cache_owner = None
                 context_shift.shift(self, n_keep, n_discard)
 
     def save_state(self, path=None):
@@ -133,7 +133,7 @@ class Decoder(DecoderGraph):
         """[rows of each batch]: logits, or hidden states, after all tokens or the last."""
         if self.text is None:
             self.reset()
-        self.holder, text = None, self.text
+        self.cache_owner, text = None, self.text
         ids = self._checked_ids(ids, self.n_ctx - len(text.ids))
         if text.broken:
             self._read_again(text)

@@ -149,6 +149,6 @@ class Answering(Generation):
 
     def _decode(self, ids):
         with self.model._lock:
-            if self.model.holder is not self._mark:
+            if self.model.cache_owner is not self._mark:
                 self.model.encode(self.encoded_ids)
             return super()._decode(ids)

@@ -49,7 +49,7 @@ class Generation:
         self.cache_prompt, self.context_shift = bool(cache_prompt), bool(context_shift)
         self.n_keep = integer("n_keep", n_keep, 0, model.n_ctx - 1)
         self._read = []                     # ids of this text that are in the model's cache, or would be
-        self._mark = object()               # in `model.holder` while this text is in the model's cache
+        self._mark = object()               # in `model.cache_owner` while this text is in the model's cache
         self._steps = Generation._run(weakref.proxy(self))      # held weakly: no cycle that keeps the model
 
     def __iter__(self):
@@ -76,7 +76,7 @@ class Generation:
         """Feed `ids` after this text; if the model was used for another one meanwhile, this text is read again."""
         model = self.model
         with model._lock:
-            mine = model.holder is self._mark
+            mine = model.cache_owner is self._mark
             if self.context_shift and len(self._read) + len(ids) > model.n_ctx:
                 n = max((len(self._read) - self.n_keep) // 2, 1)
                 if mine:
@@ -86,7 +86,7 @@ class Generation:
             if not mine:
                 ids = self._read[model.keep_prefix(self._read) if self.cache_prompt else model.reset():]
             logits = model.decode(ids)
-            model.holder = self._mark
+            model.cache_owner = self._mark
             return logits
 
     def _run(self):

@@ -61,7 +61,7 @@ class Generations:
         self._unread = {}                   # {number of a text that has begun: ids that it wants to be read}
         self._flying = collections.deque()  # groups of texts whose token is on its way: (numbers, function that waits)
         self._pieces = collections.deque()
-        self._mark = object()               # in `model.holder` while the texts are in the model's caches
+        self._mark = object()               # in `model.cache_owner` while the texts are in the model's caches
         self._spent = {"prefill": [0, 0.0], "decode": [0, 0.0]}         # tokens, seconds
         self.stats = {"prompt_tokens": sum(len(run.prompt_ids) for run in self.runs), "shared_tokens": 0, "tokens": 0,
                       "prefill_tokens_per_second": 0.0, "decode_tokens_per_second": 0.0}
@@ -96,7 +96,7 @@ class Generations:
         model = self.model
         with model._lock:
             try:
-                if model.holder is not self._mark:
+                if model.cache_owner is not self._mark:
                     self._begin_again()
                 self._admit()
                 if prompts := [i for i in self._texts if len(self._unread[i]) > 1]:
@@ -107,7 +107,7 @@ class Generations:
                 elif tokens:
                     self._timed("decode", [(i, 1) for i in tokens])
             except BaseException:
-                model.holder = None         # what was read is not known any more: it is read again
+                model.cache_owner = None    # what was read is not known any more: it is read again
                 raise
 
     def _timed(self, what, batch):
@@ -147,7 +147,7 @@ class Generations:
     def _begin_again(self):
         """The caches are someone else's: they are taken, and the texts in work are read again."""
         model, again = self.model, list(self._texts)
-        model.lend(self._mark)
+        model.hand_over(self._mark)
         self._texts.clear()
         self._flying.clear()
         self._waiting.extendleft(reversed(again))

@@ -52,7 +52,7 @@ def test_texts_at_once_do_not_know_each_other(name, loaded):
             m.reset()
             m.decode(part)
             alone.append(np.stack([m.decode([i]) for i in (1, 2, 3)]))
-        m.lend(object())
+        m.hand_over(object())
         texts = [m.cells.open(20) for _ in parts]
         for text, part in zip(texts, parts, strict=True):
             m.feed([(text, np.array(part, np.int32))])

@@ -76,7 +76,7 @@ def measure(m, args):
             m.decode(ids[i:i + 1])
 
     def texts(n=args.n):
-        m.lend(None)
+        m.hand_over(None)
         found = [m.cells.open(n) for _ in range(args.parallel)]
         for i in range(n):
             m.feed([(text, ids[i:i + 1]) for text in found])
