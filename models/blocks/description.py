@@ -162,13 +162,13 @@ class Block:
     parallel: bool = False
     residual_scale: float = 0.0         # of what mixer and feed_forward add; 0: none
     post_eps: float = 0.0               # of the norms after mixer and feed_forward; 0: as of the others
-    finish: Any = None                  # a piece that takes what mixer and feed_forward made of x
+    output_transform: Any = None        # a piece that takes what mixer and feed_forward made of x
 
     def load(self, loader, p):
         names = [self.attn_norm, self.attn_post] if self.mixer else []
         names += [self.ffn_norm, self.ffn_post] if self.feed_forward else []
         w = {}
-        for piece in (self.mixer, self.feed_forward, self.finish):
+        for piece in (self.mixer, self.feed_forward, self.output_transform):
             w |= piece.load(loader, p) if piece else {}
         return w | {n: loader.norm(p + n, self.norm) for n in names if n}
 
@@ -210,8 +210,8 @@ class Block:
             m = normed(x, self.ffn_norm)
         f = scaled(named(self.feed_forward.build(g, m, w, i), "ffn_out"), self.ffn_post)
         y = gg.add(gg.add(f, a), x) if self.parallel else gg.add(f, x)
-        if self.finish:
-            y = self.finish.build(g, y, w, i, picked)
+        if self.output_transform:
+            y = self.output_transform.build(g, y, w, i, picked)
         return picked(named(y, "l_out"), late)
 
     def _unmixed(self, g, x, w, i, picked, scaled):
@@ -225,7 +225,7 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
-class BareStart:
+class EmbeddingNorm:
     """A Description.frame: the embeddings pass an RMS norm without weights (Muse Glimmer)."""
 
     def load(self, loader):
@@ -240,7 +240,9 @@ class BareStart:
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingSkip:
-    """A Block.finish: the embeddings are added to what a layer gives on, times a number of the layer (Talkie)."""
+    """A Block.output_transform: the embeddings are added to what a layer gives on, times a number of the layer
+    (Talkie).
+    """
 
     def load(self, loader, p):
         return {"layer_output_scale": loader.want(p + "layer_output_scale.weight", 1)}
@@ -250,8 +252,8 @@ class EmbeddingSkip:
 
 
 @dataclasses.dataclass(frozen=True)
-class NormedAgain:
-    """A Block.finish: the last norm, before the blocks are passed again (Nanbeige)."""
+class LoopNorm:
+    """A Block.output_transform: the last norm, before the blocks are passed again (Nanbeige)."""
 
     def load(self, loader, p):
         return {"again": loader.norm("output_norm", "rms")}
@@ -261,8 +263,8 @@ class NormedAgain:
 
 
 @dataclasses.dataclass(frozen=True)
-class Halved:
-    """A Block.finish: what a layer gives on is halved (RWKV 6, whose later weights are larger for it)."""
+class HalvedOutput:
+    """A Block.output_transform: what a layer gives on is halved (RWKV 6, whose later weights are larger for it)."""
 
     def load(self, loader, p):
         return {}
@@ -272,7 +274,7 @@ class Halved:
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
+class ParallelMixers:
     """A mixer of two that read the same and whose results are added: attention, and one with states."""
     attention: Any
     other: Any
@@ -296,15 +298,15 @@ class Beside:
 class PostNormBlock:
     """One layer of BERT's kind: y = norm(x + mixer(x)), norm(y + feed_forward(y)).
 
-    again: y = norm(y + x) in between (jina-bert-v2 for code).
+    double_residual: y = norm(y + x) in between (jina-bert-v2 for code).
     """
     mixer: Any
     feed_forward: Any
-    again: bool = False
+    double_residual: bool = False
     norm = "layer"
 
     def load(self, loader, p):
-        names = ["attn_output_norm", "layer_output_norm"] + ["attn_norm_2"] * self.again
+        names = ["attn_output_norm", "layer_output_norm"] + ["attn_norm_2"] * self.double_residual
         w = self.mixer.load(loader, p) | self.feed_forward.load(loader, p)
         return w | {n: loader.norm(p + n, self.norm) for n in names}
 
@@ -315,7 +317,7 @@ class PostNormBlock:
         def normed(y, name, called=None):
             return named(g.norm(y, self.norm, w[name]), called or name)
         y = normed(gg.add(named(self.mixer.build(g, x, w, i), "attn_out"), x), "attn_output_norm")
-        if self.again:
+        if self.double_residual:
             y = normed(gg.add(y, x), "attn_norm_2")
         return normed(gg.add(named(self.feed_forward.build(g, y, w, i), "ffn_out"), y), "layer_output_norm", "l_out")
 

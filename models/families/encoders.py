@@ -52,14 +52,14 @@ def jina_bert_v3(hparams):
 
 def jina_bert_v2(hparams):
     """BERT with ALiBi and a GELU gate; for code also norms of queries and keys, and a second attention norm."""
-    normed, again = hparams.has("blk.0.attn_q_norm.weight"), hparams.has("blk.0.attn_norm_2.weight")
+    normed, twice = hparams.has("blk.0.attn_q_norm.weight"), hparams.has("blk.0.attn_norm_2.weight")
     bias = hparams.get("attention.max_alibi_bias", 8.0, float)
     attention = Attention(**hparams.heads(), bias=True, out_bias=True, qk_norm="layer" if normed else "",
                           qk_norm_over="all", max_alibi_bias=bias)
     up, gated = hparams.file.tensors.get("blk.0.ffn_up.weight"), hparams.has("blk.0.ffn_gate.weight")
     fused = not gated and up is not None and up.ne[-1] == 2 * hparams.n_ff
     feed_forward = Dense(hparams.n_ff, "geglu" if gated or fused else "gelu", fused=fused, out_bias=True)
-    return _post_norm(hparams, attention, feed_forward, again=again)
+    return _post_norm(hparams, attention, feed_forward, double_residual=twice)
 
 
 def modern_bert(hparams):

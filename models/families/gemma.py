@@ -96,7 +96,7 @@ def gemma4(hparams):
                               v_is_k=not (own_v or fused))
         experts = DenseAndExperts(dense, _experts(hparams)) if routed else None
         blocks.append(Block(attention, experts or dense, ffn_norm="" if experts else "ffn_norm", **POSTS,
-                            finish=LayerInput(n, scaled)))
+                            output_transform=LayerInput(n, scaled)))
     return _described(hparams, blocks, softcap=hparams.scale("final_logit_softcapping"),
                       frame=LayerEmbeddings(n, hparams.n_layer) if n else None)
 

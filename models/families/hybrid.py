@@ -3,7 +3,7 @@ MiniMax 01."""
 import dataclasses
 
 from ggjit.models.blocks.attention import Attention
-from ggjit.models.blocks.description import Beside, Block, Description
+from ggjit.models.blocks.description import Block, Description, ParallelMixers
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.hparams import ROPE_NEOX
 from ggjit.models.blocks.lightning import Lightning, NormResidualBlock
@@ -51,7 +51,7 @@ def falcon_h1(hparams):
     sizes = hparams.heads()
     attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=False)
     mamba = dataclasses.replace(mamba2_of(hparams), normed=hparams.has("blk.0.ssm_norm.weight"))
-    return Description([Block(Beside(attention, mamba), Dense(hparams.n_ff))] * hparams.n_layer, hparams.eps())
+    return Description([Block(ParallelMixers(attention, mamba), Dense(hparams.n_ff))] * hparams.n_layer, hparams.eps())
 
 
 def lfm2moe(hparams):

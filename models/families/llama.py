@@ -7,7 +7,7 @@ Nanbeige, and Deci (Nemotron).
 import dataclasses
 
 from ggjit.models.blocks.attention import Attention
-from ggjit.models.blocks.description import Block, Description, NormedAgain
+from ggjit.models.blocks.description import Block, Description, LoopNorm
 from ggjit.models.blocks.feed_forward import Dense, Projection
 from ggjit.models.blocks.hparams import MAX_LAYERS, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.moe import is_mixture, mixture
@@ -87,7 +87,7 @@ def nanbeige(hparams):
     block = Block(Attention(**sizes, rope=hparams.rope(ROPE_NORMAL, sizes["d_head"]), out_bias=False),
                   Dense(hparams.n_ff, bias=False))
     last = block if hparams.get("skip_loop_final_norm", False,
-                                bool) else dataclasses.replace(block, finish=NormedAgain())
+                                bool) else dataclasses.replace(block, output_transform=LoopNorm())
     blocks = ([block] * (n - 1) + [last]) * (n_times - 1) + [block] * n
     return Description(blocks, hparams.eps(), n_stored=n)
 

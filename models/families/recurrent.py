@@ -3,7 +3,7 @@ import dataclasses
 
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.delta import DeltaRule
-from ggjit.models.blocks.description import Block, Description, Halved
+from ggjit.models.blocks.description import Block, Description, HalvedOutput
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.hparams import ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.moe import mixture
@@ -69,7 +69,7 @@ def arwkv7(hparams):
 
 
 def rwkv6(hparams):
-    """Every few layers what a layer gives on is halved, where the file says so."""
+    """Every few layers what a layer gives on is rescaled, where the file says so."""
     hparams.ignore("attention.head_count", "attention.head_count_kv")
     hparams.same("token_shift_count", 2)
     d_head, every = _wkv_head(hparams), hparams.get("rescale_every_n_layers", 0, int)
@@ -78,8 +78,8 @@ def rwkv6(hparams):
     mixer = TimeMix6(hparams.n_embd, d_head, hparams.n_embd // d_head, hparams.positive("time_mix_extra_dim"),
                      hparams.positive("time_decay_extra_dim"))
     block = Block(mixer, ChannelMix(hparams.n_ff, gated=True), norm="layer", ffn_norm="attn_norm_2")
-    halved = dataclasses.replace(block, finish=Halved())
-    blocks = [halved if every and (i + 1) % every == 0 else block for i in range(hparams.n_layer)]
+    rescaled = dataclasses.replace(block, output_transform=HalvedOutput())
+    blocks = [rescaled if every and (i + 1) % every == 0 else block for i in range(hparams.n_layer)]
     return Description(blocks, hparams.eps("layer"), norm="layer", embd_norm="token_embd_norm", tied=False)
 
 

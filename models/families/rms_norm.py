@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from ggjit.models.blocks.attention import Attention
-from ggjit.models.blocks.description import BareStart, Block, Description, EmbeddingSkip
+from ggjit.models.blocks.description import Block, Description, EmbeddingNorm, EmbeddingSkip
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.hparams import LONG, ROPE_BASES, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.latent import Latent
@@ -262,7 +262,7 @@ def talkie(hparams):
     """Norms without weights, but one for every head of queries; every layer adds the embeddings again."""
     attention = _rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms", qk_norm_over="query", norm_after_rope=True)
     return _described(hparams, attention, Dense(hparams.n_ff, bias=False),
-                      {"norm": "rms bare", "finish": EmbeddingSkip()},
+                      {"norm": "rms bare", "output_transform": EmbeddingSkip()},
                       norm="rms bare", embd_norm="token_embd_norm", tied=False,
                       logit_scale=hparams.between("logit_scale", 1e-6, 1e6))
 
@@ -276,7 +276,7 @@ def muse_glimmer(hparams):
     blocks = [Block(Attention(**sizes, rope=near if w else None, window=w, qk_norm="rms", out_bias=False,
                               gate="sigmoid"), Dense(hparams.n_ff, bias=False), post_eps=1e-8, **POSTS)
               for w in hparams.windows(4, default=...)]
-    return Description(blocks, hparams.eps(), frame=BareStart(), tied=False,
+    return Description(blocks, hparams.eps(), frame=EmbeddingNorm(), tied=False,
                        logit_scale=hparams.between("logit_scale", 1e-6, 1e6),
                        softcap=hparams.scale("final_logit_softcapping"))
 
