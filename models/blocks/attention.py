@@ -146,11 +146,11 @@ class Attention:
     def _rotated(self, g, x, name, w, i):
         if not self.rope:
             return x
-        factors = g.leaf[self.rope.still_name] if self.rope.n_still else w["rope_factors"]
+        factors = g.leaf[self.rope.non_rotary_name] if self.rope.n_non_rotary else w["rope_factors"]
         x = gg.rope_ext(x, g.leaf["positions"], factors, *self.rope.parameters)
         return gg.set_name(x, f"{name}_roped-{i}")
 
-    def turned(self, k, positions, parameters, w):
+    def rotated(self, k, positions, parameters, w):
         """Rows of the K cache, rotated further."""
         by_head = gg.reshape_3d(k, self.d_head, self.n_head_kv, k.ne[1])
         return gg.reshape_2d(gg.rope_ext(by_head, positions, w["rope_factors"], *parameters), *k.ne[:2])

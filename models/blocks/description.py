@@ -363,7 +363,7 @@ class Description:
     def constants(self):
         """{name: array} that pieces read as inputs."""
         ropes = [p.rope for p in self.pieces if getattr(p, "rope", None) is not None]
-        return {rope.still_name: rope.still_factors for rope in ropes if rope.n_still}
+        return {rope.non_rotary_name: rope.non_rotary_factors for rope in ropes if rope.n_non_rotary}
 
     def alibi(self):
         return any(getattr(p, "max_alibi_bias", 0) for p in self.pieces)

@@ -15,7 +15,7 @@ MAX_EPS = 1.0                   # of a norm; models have 1e-12 to 1e-3
 MAX_LAYERS = 1 << 16            # of which a list is made; files have at most as many tensors
 ROPE_BASES = 1.0, 1e15          # models have 1e3 to 1e9; up to 1 the angles of later pairs grow instead of shrinking
 SCALES = 1e-6, 1e6              # factors that models state
-STILL = 1e30                    # a factor that leaves nothing of an angle
+NON_ROTARY_FACTOR = 1e30        # a factor that leaves nothing of an angle
 MAX_BETA = 1e6                  # of YaRN's numbers of rotations
 ROPE_KINDS = "none", "linear", "yarn", "longrope"       # of scaling
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -36,23 +36,24 @@ class Rope:
     factors: str = dataclasses.field(default="", metadata={"parameter": False})     # "": none
     unused: tuple = dataclasses.field(default=(), metadata={"parameter": False})    # of other context sizes
     n_factors: int = dataclasses.field(default=0, metadata={"parameter": False})    # in the file; 0: of n_dims
-    n_still: int = dataclasses.field(default=0, metadata={"parameter": False})      # pairs at the end: not rotated
+    n_non_rotary: int = dataclasses.field(default=0, metadata={"parameter": False})  # pairs at the end: not rotated
 
     @property
-    def turning(self):
+    def extra_rotation(self):
         """Parameters that rotate further what was rotated: YaRN's growth, which is in it, is taken out."""
         grown = 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0
         return dataclasses.replace(self, attn_factor=1.0 / grown).parameters
 
     @property
-    def still_name(self):
-        """Of the input that holds `still_factors`."""
-        return f"rope_still_{self.n_still}"
+    def non_rotary_name(self):
+        """Of the input that holds `non_rotary_factors`."""
+        return f"rope_non_rotary_{self.n_non_rotary}"
 
     @property
-    def still_factors(self):
+    def non_rotary_factors(self):
         """What angles are divided by: the last pairs do not turn."""
-        return np.repeat(np.float32([1.0, STILL]), [self.n_dims // 2 - self.n_still, self.n_still])
+        return np.repeat(np.float32([1.0, NON_ROTARY_FACTOR]),
+                         [self.n_dims // 2 - self.n_non_rotary, self.n_non_rotary])
 
     @functools.cached_property
     def parameters(self):
@@ -289,7 +290,7 @@ class HParams:
         return Rope(n_dims, mode, n_orig, base, scale, given("yarn_ext_factor", ext), attn,
                     given("yarn_beta_fast", fast), given("yarn_beta_slow", slow), factors, tuple(unused))
 
-    def n_still(self, n_dims):
+    def n_non_rotary(self, n_dims):
         """Pairs that RoPE leaves alone in a text: parts of its positions are equal, but the fourth is 0."""
         sections = self.get("rope.dimension_sections", None)
         if not isinstance(sections, np.ndarray) or len(sections) < 4 or not (sections[:2] > 0).all():

@@ -64,7 +64,7 @@ class Indexer:
         zeros = gg.fill(gg.view_3d(scores, 1, n, t, scores.nb[0], scores.nb[1], 0), 0.0)
         return gg.add(gg.reshape_2d(gg.set_rows(hidden, zeros, ids), n_kv, t), mask)
 
-    def turned(self, k, positions, parameters):
+    def rotated(self, k, positions, parameters):
         """Rows of the cache, rotated further."""
         k = gg.reshape_3d(k, self.d_head, 1, k.ne[1])
         parameters = (parameters[0], self.rope.mode, *parameters[2:])

@@ -100,7 +100,7 @@ class Latent:
             o = gated(o, self.gate, w["gate"], n, i, h if self.gate_by_head else 0)
         return linear(w["out"], o)
 
-    def turned(self, k, positions, parameters, w):
+    def rotated(self, k, positions, parameters, w):
         """Rows of the K cache, rotated further: the last part of every head."""
         rot, t = self.n_rot, k.ne[1]
         heads = gg.reshape_3d(k, self.d_head, k.ne[0] // self.d_head, t)

@@ -102,19 +102,19 @@ def arcee(hparams):
     return _described(hparams, attention, Dense(hparams.n_ff, "relu_sqr", bias=False))
 
 
-def hunyuan_dense(hparams, n_still=0):
+def hunyuan_dense(hparams, n_non_rotary=0):
     """Norms of heads after RoPE, whose base grows by `rope.scaling.alpha`."""
     sizes, alpha = hparams.heads(), hparams.scale("rope.scaling.alpha")
     d = sizes["d_head"]
     base = min(hparams.freq_base * alpha ** (d / (d - 2)), ROPE_BASES[1]) if alpha and d > 2 else None
-    rope = dataclasses.replace(hparams.rope(ROPE_NEOX, d, factors="", freq_base=base), n_still=n_still)
+    rope = dataclasses.replace(hparams.rope(ROPE_NEOX, d, factors="", freq_base=base), n_non_rotary=n_non_rotary)
     attention = Attention(**sizes, rope=rope, out_bias=False, qk_norm="rms", norm_after_rope=True)
     return _described(hparams, attention, Dense(hparams.n_ff, bias=False))
 
 
 def hunyuan_vl(hparams):
     """Hunyuan for text."""
-    return hunyuan_dense(hparams, hparams.n_still(hparams.heads()["d_head"]))
+    return hunyuan_dense(hparams, hparams.n_non_rotary(hparams.heads()["d_head"]))
 
 
 def mistral3(hparams):
@@ -191,8 +191,8 @@ def qwen2vl(hparams):
 def paddleocr(hparams):
     """The text part of PaddleOCR: ERNIE 4.5 with other pairs."""
     attention = _rotated(hparams, ROPE_NEOX)
-    n_still = hparams.n_still(attention.rope.n_dims)
-    attention = dataclasses.replace(attention, rope=dataclasses.replace(attention.rope, n_still=n_still))
+    n_non_rotary = hparams.n_non_rotary(attention.rope.n_dims)
+    attention = dataclasses.replace(attention, rope=dataclasses.replace(attention.rope, n_non_rotary=n_non_rotary))
     return _described(hparams, attention, Dense(hparams.n_ff, bias=False))
 
 

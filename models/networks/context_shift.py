@@ -7,7 +7,7 @@ Keys lie in the cache rotated by their positions: rotating them by -n_discard ma
 know no positions, and rows only change hands.  As in llama.cpp, keys and values of what stays still know the tokens
 that were dropped.
 
-Where keys cannot be turned (states of recurrent layers, learned positions, norms after RoPE, pairs that stay still,
+Where keys cannot be rotated (states of recurrent layers, learned positions, norms after RoPE, pairs that stay still,
 windows that would reach into what was dropped), the tokens that stay are read again with the next ones.
 """
 import numpy as np
@@ -29,9 +29,9 @@ def shift(m, n_keep, n_discard):
     if turns:
         lowest = {w: max(first, mapping.since, text.written - mapping.n) for w, mapping in text.mappings.items()}
         try:
-            _turn(m, {w: mapping.at(min(lowest[w], n), n) for w, mapping in text.mappings.items()}, n_discard)
+            _rotate(m, {w: mapping.at(min(lowest[w], n), n) for w, mapping in text.mappings.items()}, n_discard)
         except BaseException:
-            text.broken = True          # some keys are turned, others are not
+            text.broken = True          # some keys are rotated, others are not
             raise
         text.mappings = {w: _moved(mapping, n_keep, n_discard, n, since[w], whole=mapping.n == m.n_ctx)
                          for w, mapping in text.mappings.items()}
@@ -58,7 +58,7 @@ def _moved(mapping, n_keep, n_discard, n, since, whole):
     return SlotMapping(rows, since)
 
 
-def _turn(m, rows, n_discard):
+def _rotate(m, rows, n_discard):
     """Rotate the keys in these rows, {window: rows}, by -n_discard."""
     rotated = {block.mixer.window for block in m.description.blocks if getattr(block.mixer, "rope", None)}
     rows = {w: r for w, r in rows.items() if w in rotated}
@@ -71,7 +71,7 @@ def _turn(m, rows, n_discard):
         step.plan.compute()
 
 
-def turning(m, ctx, counts):
+def rotation_graph(m, ctx, counts):
     """(inputs, nodes...) of the graph that rotates the keys of so many rows, ((window, rows) ...)."""
     inputs, nodes = {}, []
     for window, n in counts:
@@ -84,11 +84,11 @@ def turning(m, ctx, counts):
             continue
         kept = m.cache[i][0]
         keys = gg.get_rows(kept, leaf[f"from_{window}"])
-        turned = block.mixer.turned(keys, leaf[f"back_{window}"], rope.turning, w)
-        nodes.append(gg.set_rows(kept, turned, leaf[f"to_{window}"]))
+        rotated = block.mixer.rotated(keys, leaf[f"back_{window}"], rope.extra_rotation, w)
+        nodes.append(gg.set_rows(kept, rotated, leaf[f"to_{window}"]))
         indexer = getattr(block.mixer, "indexer", None)
         if indexer and not indexer.shared:
             keys = gg.get_rows(m.cache[i][-1], leaf[f"from_{window}"])
-            turned = indexer.turned(keys, leaf[f"back_{window}"], rope.turning)
-            nodes.append(gg.set_rows(m.cache[i][-1], turned, leaf[f"to_{window}"]))
+            rotated = indexer.rotated(keys, leaf[f"back_{window}"], rope.extra_rotation)
+            nodes.append(gg.set_rows(m.cache[i][-1], rotated, leaf[f"to_{window}"]))
     return inputs, *nodes

@@ -179,7 +179,7 @@ class DecoderGraph(Network):
     # ------------------------------------------------------------ the graph
     def _build(self, ctx, shape):
         if shape[0] == context_shift.NAME:
-            return context_shift.turning(self, ctx, shape[1:])
+            return context_shift.rotation_graph(self, ctx, shape[1:])
         n_tokens, n_kv, n_out, hidden, n_seqs = (*shape, *(False, 1)[len(shape) - 3:])
         about = self.description
         inputs = self._inputs(n_tokens, n_kv, n_out, n_seqs)

@@ -104,7 +104,7 @@ def test_a_shifted_text_is_what_was_left(kv_type, metadata, bound, tmp_path):
 
 @pytest.mark.parametrize("name", ["lfm2", "gpt2", "deepseek2", "gemma3"])
 def test_every_architecture_shifts(name, tmp_path):
-    """What cannot be turned is read again."""
+    """What cannot be rotated is read again."""
     arch_files.write(shared("tools"), name, tmp_path / "m.gguf")
     with loaded(tmp_path / "m.gguf") as m:
         ids = [i % m.n_vocab for i in IDS * 3]
