@@ -1,6 +1,6 @@
 """Less memory for more operations: the same graph, with some results computed again before a later reader.
 
-    graph --units.py--> numbers -- alloc/orders --> schedule --> nodes, some of them twice --planner--> offsets
+    graph --remat_nodes.py--> numbers -- alloc/orders --> schedule --> nodes, some of them twice --planner--> offsets
 """
 import collections
 import functools
@@ -11,7 +11,7 @@ import numpy as np
 from ggjit.alloc.report import mib
 from ggjit.api.cut import cut as cut_rows
 from ggjit.api.registry import init_backend
-from ggjit.api.units import Units, plan_of
+from ggjit.api.remat_nodes import RematNodes, plan_of
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
@@ -35,8 +35,8 @@ MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whos
 MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
 MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
 _CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
-DEAR = 0.2                              # extra share of whole nodes from which a cut is tried, too
-WORTH = 0.95                            # a graph is taken whose price times this is that of the cheapest schedule, else
+COSTLY_SHARE = 0.2                      # extra share of whole nodes from which a cut is tried, too
+CHEAP_ENOUGH = 0.95                     # a graph is taken whose price times this is that of the cheapest schedule, else
                                         # one more limit is tried
 MAX_TRIES, MAX_LAID_OUT = 8, 3          # smaller limits, where the planner left gaps, and schedules of each
 Point = collections.namedtuple("Point", "peak extra")
@@ -217,16 +217,16 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
             return as_it_is
     new = _cheapest(problems, int(budget))
     if new is not None:
-        return new if new.extra < DEAR or not cut else _or_in_rows(new, problems.units, int(budget), cut)
+        return new if new.extra < COSTLY_SHARE or not cut else _or_in_rows(new, problems.units, int(budget), cut)
     least = _least(problems, int(budget))
     if least.peak <= budget:
         return least
     for rounded in _CUTS[cut]:
-        new, pieces = _in_rows(problems.units, int(budget), rounded)
+        new, cut_graph = _in_rows(problems.units, int(budget), rounded)
         if new is not None:
             return new
-        smaller = None if pieces is None else _least(_Orders(pieces.units), int(budget), least.peak)
-        least = least if smaller is None else pieces.told(smaller)
+        smaller = None if cut_graph is None else _least(_Orders(cut_graph.units), int(budget), least.peak)
+        least = least if smaller is None else cut_graph.of_original(smaller)
     if least.peak <= budget:
         return least
     raise BudgetError(f"rematerialize: {mib(budget)} are too few for {len(graph)} nodes: the least peak found is "
@@ -253,7 +253,7 @@ def _units(graph, target, profile):
     target = target if target is not None else init_backend("CPU")
     buft = target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType,
                                                                                  "rematerialize: target")
-    return Units(graph, buft, {} if profile is None else _seconds(profile))
+    return RematNodes(graph, buft, {} if profile is None else _seconds(profile))
 
 
 def _least(problems, budget, below=None):
@@ -268,35 +268,35 @@ def _least(problems, budget, below=None):
 
 
 def _in_rows(units, budget, rounded):
-    """(graph with its largest nodes cut by rows that fits into `budget`, the last _Pieces); None: there is none.
+    """(graph with its largest nodes cut by rows that fits into `budget`, the last _CutGraph); None: there is none.
 
     The first cut that fits, or the one after it if that is cheaper.
     """
-    found = pieces = None
-    for pieces in _cuts(_Pieces(units, rounded)):
-        new = pieces.within(budget) if pieces.floor <= budget else None
+    found = cut_graph = None
+    for cut_graph in _cuts(_CutGraph(units, rounded)):
+        new = cut_graph.within(budget) if cut_graph.lower_bound <= budget else None
         if found is not None and (new is None or new.extra >= found.extra):
             break
         found = new
-    return found, pieces
+    return found, cut_graph
 
 
-def _cuts(pieces):
-    """_Pieces of lower and lower floors: twice as many chunks each time, then what is largest is cut too."""
+def _cuts(cut_graph):
+    """_CutGraph of lower and lower lower bound: twice as many chunks each time, then what is largest is cut too."""
     for _ in range(MAX_CUTS):
-        last, start = pieces, pieces.start
+        last, start = cut_graph, cut_graph.start
         for k in range(1, MAX_HALVINGS + 1):
-            now = None if start is None else pieces.cut(start, 2 ** k)
-            if now is None or now.floor > 0.9 * last.floor or now.units.numbers.n > MAX_UNITS:
+            now = None if start is None else cut_graph.cut(start, 2 ** k)
+            if now is None or now.lower_bound > 0.9 * last.lower_bound or now.units.numbers.n > MAX_UNITS:
                 break
             yield now
             last = now
-        if last is pieces:
+        if last is cut_graph:
             return
-        pieces = last
+        cut_graph = last
 
 
-class _Pieces:
+class _CutGraph:
     """A graph of which regions are cut by rows: its units, and the tensors that stand for those of the original."""
 
     def __init__(self, units, rounded):
@@ -304,16 +304,16 @@ class _Pieces:
         self._total = units.numbers.total
 
     @property
-    def floor(self):
+    def lower_bound(self):
         """Bytes of the largest node with its inputs."""
         return self.units.numbers.least_node
 
     @functools.cached_property
     def start(self):
-        """The node from which a cut lowers the floor most; None: no cut does."""
+        """The node from which a cut lowers the lower bound most; None: no cut does."""
         n_chunks = max(2, min(MAX_ON_TRIAL, MAX_UNITS // max(self.units.numbers.n, 1)))
-        found = [(new.floor, k, t) for k, t in enumerate(self._large())
-                 for new in [self._tried(t, n_chunks)] if new is not None and new.floor < self.floor]
+        found = [(new.lower_bound, k, t) for k, t in enumerate(self._large())
+                 for new in [self._tried(t, n_chunks)] if new is not None and new.lower_bound < self.lower_bound]
         return min(found, default=(0, 0, None))[2]
 
     def _tried(self, start, n_chunks):
@@ -342,9 +342,9 @@ class _Pieces:
                 yield t
 
     def _of(self, found):
-        units, new = self.units, object.__new__(_Pieces)
+        units, new = self.units, object.__new__(_CutGraph)
         seconds = {i: share * units.seconds[j] for i, (j, share) in found.came_from.items() if j in units.seconds}
-        new.units = Units(found.graph, units.buft, units.seconds | seconds, found.rank)
+        new.units = RematNodes(found.graph, units.buft, units.seconds | seconds, found.rank)
         new.stand_ins = found.stand_ins if self.stand_ins is None else {
             i: found.stand_ins[t.id] for i, t in self.stand_ins.items() if t.id in found.stand_ins}
         new.n_chunks, new.same_bits = max(self.n_chunks, found.n_chunks), self.same_bits and found.same_bits
@@ -354,9 +354,9 @@ class _Pieces:
     def within(self, budget):
         """The cheapest graph that fits into `budget`; None."""
         new = _cheapest(_Orders(self.units), budget)
-        return None if new is None else self.told(new)
+        return None if new is None else self.of_original(new)
 
-    def told(self, graph):
+    def of_original(self, graph):
         """A Rematerialized graph of these units as one of the original."""
         graph.n_chunks, graph.same_bits = self.n_chunks, self.same_bits
         graph._times = self.units.numbers.total / self._total
@@ -384,7 +384,7 @@ def _cheapest(problems, budget):
                 break
             if new.peak <= budget and (best is None or new.extra < best.extra):
                 best = new
-            if again or best is not None and WORTH * best.extra <= least:
+            if again or best is not None and CHEAP_ENOUGH * best.extra <= least:
                 break
             limit -= max((new.peak - budget) // 3, budget // 200)
         if best is not None:

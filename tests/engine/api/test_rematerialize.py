@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import ggjit as gg
 from ggjit.alloc.orders.recompute import Recomputation
 from ggjit.alloc.orders.schedules import AGAIN, KEEP, TAKE
+from ggjit.api.remat_nodes import RematNodes
 from ggjit.api.rematerialize import Point, _thinned
-from ggjit.api.units import Units
 
 
 def leaf(ctx, *shape, name="", seed=0):
@@ -75,7 +75,7 @@ def test_gradients_larger_than_what_they_are_made_of_wait_for_the_end():
             h = gg.add(h, gg.silu(gg.mul_mat(ws[-1], gg.norm(h, 1e-5))))
         loss = gg.sum(gg.sqr(gg.mul_mat(w, gg.reshape_2d(h, 2048, 4))))
         graph = gg.Graph(loss, *gg.grad(loss, [w, *ws]))
-    units = Units(graph, gg.init_backend("CPU").default_buffer_type, {})
+    units = RematNodes(graph, gg.init_backend("CPU").default_buffer_type, {})
     late = [units.tensors[k] for k in np.flatnonzero(units.apart)]
     assert [t.id for t in late] == [graph.outputs[1].id] and late[0].nbytes == w.nbytes
     least = [units.numbers.in_order(order).least().peak for order in units.sorted()]
@@ -132,7 +132,7 @@ def test_outputs_that_are_views_or_written_in_place_stay_alive_to_the_end():
         c = gg.transpose(gg.tanh(a))
         loss = gg.sum(gg.sqr(gg.mul_mat(w, gg.gelu(gg.mul_mat(w, a)))))
         graph = gg.Graph(b, c, loss, gg.grad(loss, w))
-    units = Units(graph, gg.init_backend("CPU").default_buffer_type, {})
+    units = RematNodes(graph, gg.init_backend("CPU").default_buffer_type, {})
     kept = {t.op.name for t, flag in zip(units.tensors, units.numbers.flags, strict=True) if flag & KEEP}
     assert {"MUL", "SCALE", "UNARY", "SUM"} < kept
     want, _ = run(graph, graph.outputs)

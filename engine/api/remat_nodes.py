@@ -92,7 +92,7 @@ def costs_of(units, words, seconds):
 
 
 # ---------------------------------------------------------------- units
-class Units:
+class RematNodes:
     """`.tensors`: the units of a graph in its order.  `.numbers`: the Recomputation of that order.
 
     rank: {tensor id: a number}, units of lower ones first in a sorted order; default: what leads to
@@ -177,7 +177,7 @@ class Units:
 
     @functools.cached_property
     def apart(self):
-        """Units that lead to nothing but an output, where that is larger than what they read of others.
+        """RematNodes that lead to nothing but an output, where that is larger than what they read of others.
 
         The gradient of a weight is larger than the activations of a deep, narrow layer: those wait in its place.
         """
