@@ -321,5 +321,5 @@ def _same_kernel(t, part):
     if t.op in VIEW_OPS:
         return True
     kernels = [kernel_of(x, 1) for x in (t, part)]
-    return all(k is not None for k in kernels) and len({k.sums or k.name for k in kernels}) == 1
+    return all(k is not None for k in kernels) and len({k.bits_class or k.name for k in kernels}) == 1
 

@@ -49,14 +49,15 @@ class Kernel:
     cost        rough cost of the node in nanoseconds on one thread; cheap nodes run on one thread without a barrier
     work_nbytes scratch memory, shared by all threads
     modules     modules the code depends on besides the op's own (type files)
-    sums        kernels of one `sums` give an element of a result the same bits, whatever their tiles; "": see name
+    bits_class  kernels of one `bits_class` give an element of a result the same bits, whatever their tiles; "": see
+    name
     """
     name: str
     make: Callable
     cost: float
     work_nbytes: int = 0
     modules: tuple = ()
-    sums: str = ""
+    bits_class: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
