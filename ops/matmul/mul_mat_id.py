@@ -1,4 +1,5 @@
-"""mul_mat_id: the product of a mixture of experts: every (slot, token) is multiplied with the matrix its id names.
+"""mul_mat_id: the product of a mixture of experts: every (used expert, token) is multiplied with the matrix its id
+names.
 
     d[:, u, t] = as[ids[u, t]] @ b[:, u % nb, t]
 
@@ -39,7 +40,8 @@ def mul_mat_id(as_, b, ids):
             "mul_mat_id: as and b have 3 dimensions, ids has 2", as_, b, ids)
     require(as_.ne[0] == b.ne[0], "mul_mat_id: rows of as and b differ in length", as_, b)
     require(ids.ne[1] == b.ne[2], "mul_mat_id: ids must have a row per token, b.ne[2]", b, ids)
-    require(b.ne[1] > 0 and ids.ne[0] % b.ne[1] == 0, "mul_mat_id: b.ne[1] must divide the slots, ids.ne[0]", b, ids)
+    require(b.ne[1] > 0 and ids.ne[0] % b.ne[1] == 0,
+            "mul_mat_id: b.ne[1] must divide the experts of a token, ids.ne[0]", b, ids)
     require(as_.nb[0] == as_.type.nbytes and as_.nb[0] <= as_.nb[1], "mul_mat_id: as is transposed", as_,
             remedy="gg.cont it")
     return as_.ctx.node(OP.MUL_MAT_ID, F32, (as_.ne[1], ids.ne[0], b.ne[2]), (as_, b, ids))

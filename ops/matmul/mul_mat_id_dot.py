@@ -1,6 +1,6 @@
 """mul_mat_id for few columns an expert: rows of weights are multiplied as they lie (see mul_mat_dot).
 
-one token      slots follow each other: no sorting, no copying; float32 next to float32 needs no barrier either
+one token      pairs follow each other: no sorting, no copying; float32 next to float32 needs no barrier either
 more tokens    columns are sorted by expert and prepared in that order, so an expert's columns lie side by side:
 
                prepared columns   | expert 0's | expert 3's ........ | expert 7's |
@@ -50,8 +50,8 @@ def make_one(ta, tb, direct, shape):
 
     def kernel(node, ith, nth, sync):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
-        k, m, n_b, slots = ne(a, 0), ne(a, 1), ne(b, 1), ne(d, 1)
-        for s in range(slots):                          # every thread: all stop together, before a barrier
+        k, m, n_b, n_used = ne(a, 0), ne(a, 1), ne(b, 1), ne(d, 1)
+        for s in range(n_used):                         # every thread: all stop together, before a barrier
             e = lists.expert_id(ids, s, 0)
             if e < 0 or e >= ne(a, 2):
                 return fail(node, BAD_INDEX, e)
@@ -60,7 +60,7 @@ def make_one(ta, tb, direct, shape):
             y, ldy = work(node), stride(k)
             prepare_columns(node, ith, nth, sync, b, k, ldy)
             barrier(sync, nth)
-        ldw, total = nb(a, 1), m * slots
+        ldw, total = nb(a, 1), m * n_used
         chunk = chunk_of_rows(total, nth, ldw, n_rows_tile)
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
@@ -87,12 +87,12 @@ def make_many(ta, tb, shape, single_shape):
     sums_nbytes = tile_nbytes(n_rows_tile, n_cols_tile)
 
     @inline
-    def target(d, slots, pair):
+    def target(d, n_used, pair):
         """Address of the pair's column of d."""
-        return addr(d) + pair % slots * nb(d, 1) + pair // slots * nb(d, 2)
+        return addr(d) + pair % n_used * nb(d, 1) + pair // n_used * nb(d, 2)
 
     @inline
-    def expert_rows(w, ldw, y, ldy, k, n, pairs, d, slots, r, stop, sums):
+    def expert_rows(w, ldw, y, ldy, k, n, pairs, d, n_used, r, stop, sums):
         """Rows r .. stop of one expert times its n columns."""
         j = 0
         while n - j > 1:
@@ -100,19 +100,19 @@ def make_many(ta, tb, shape, single_shape):
                 rows, cols = min(n_rows_tile, stop - q), min(n_cols_tile, n - j)
                 tile(w + q * ldw, ldw, n_rows_tile * ldw, y + j * ldy, ldy, k, sums, 4 * n_rows_tile, rows, cols)
                 for c in range(cols):
-                    p = target(d, slots, ld_i64(pairs + 8 * (j + c))) + 4 * q
+                    p = target(d, n_used, ld_i64(pairs + 8 * (j + c))) + 4 * q
                     for i in range(rows):
                         st_f32(p + 4 * i, ld_f32(sums + 4 * (c * n_rows_tile + i)))
             j += n_cols_tile
         if j < n:
-            p = target(d, slots, ld_i64(pairs + 8 * j))
+            p = target(d, n_used, ld_i64(pairs + 8 * j))
             for q in range(r, stop, n_rows_single):
                 single(w + q * ldw, ldw, n_rows_single * ldw, y + j * ldy, ldy, k, p + 4 * q, 0, stop - q, 1)
 
     def kernel(node, ith, nth, sync):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
-        k, m, n_experts, n_b, slots = ne(a, 0), ne(a, 1), ne(a, 2), ne(b, 1), ne(d, 1)
-        n_pairs = slots * ne(d, 2)
+        k, m, n_experts, n_b, n_used = ne(a, 0), ne(a, 1), ne(a, 2), ne(b, 1), ne(d, 1)
+        n_pairs = n_used * ne(d, 2)
         status = lists.group(node, ids, n_experts, 1, ith, nth, sync)
         if status != OK:
             return status
@@ -126,7 +126,7 @@ def make_many(ta, tb, shape, single_shape):
             if r >= n_pairs:
                 break
             pair = ld_i64(pairs + 8 * r)
-            src = addr(b) + pair % slots % n_b * nb(b, 1) + pair // slots * nb(b, 2)
+            src = addr(b) + pair % n_used % n_b * nb(b, 1) + pair // n_used * nb(b, 2)
             prepare(fetch(src, nb(b, 0), k, scratch + sums_nbytes), columns + r * ldy, k)
         barrier(sync, nth)
         ldw, total = nb(a, 1), m * lists.n_active(node)
@@ -144,5 +144,5 @@ def make_many(ta, tb, shape, single_shape):
                 e = ld_i64(experts + 8 * i)
                 first = ld_i64(starts + 8 * e)
                 expert_rows(addr(a) + e * nb(a, 2), ldw, columns + first * ldy, ldy, k,
-                            ld_i64(starts + 8 * e + 8) - first, pairs + 8 * first, d, slots, r, stop, scratch)
+                            ld_i64(starts + 8 * e + 8) - first, pairs + 8 * first, d, n_used, r, stop, scratch)
     return kernel

@@ -1,6 +1,6 @@
 """Columns of a mixture-of-experts product sorted by expert, so that each expert's weights are read once.
 
-A pair is a (slot, token): number slot + n_slots * token.  A counting sort by the first thread leaves in work memory:
+A pair is a (used expert, token): number u + n_used * token.  A counting sort by the first thread leaves in work memory:
 
     word   0       1         2         8 ..        8 + E+1 ..   ..            ..
            status  n_active  n_panels  starts      experts      first panels  pairs
@@ -57,19 +57,19 @@ def n_panels(node):
 
 
 @inline
-def expert_id(ids, slot, token):
-    return ld_i32(addr(ids) + slot * nb(ids, 0) + token * nb(ids, 1))
+def expert_id(ids, u, token):
+    return ld_i32(addr(ids) + u * nb(ids, 0) + token * nb(ids, 1))
 
 
 @inline
 def _sort(node, ids, n_experts, panel_columns):
     """The lists above; BAD_INDEX with the value noted in the node for an id outside [0, n_experts)."""
-    slots, tokens = ne(ids, 0), ne(ids, 1)
+    n_used, tokens = ne(ids, 0), ne(ids, 1)
     starts, experts, panels = starts_of(node), experts_of(node, n_experts), panels_of(node, n_experts)
     pairs = pairs_of(node, n_experts)
     zero_bytes(starts, 8 * (n_experts + 1))
     for t in range(tokens):
-        for s in range(slots):
+        for s in range(n_used):
             e = expert_id(ids, s, t)
             if e < 0 or e >= n_experts:
                 return fail(node, BAD_INDEX, e)
@@ -85,10 +85,10 @@ def _sort(node, ids, n_experts, panel_columns):
             active += 1
     st_i64(panels + 8 * n_experts, panel)
     for t in range(tokens):                         # starts[e] walks to the end of e's pairs ...
-        for s in range(slots):
+        for s in range(n_used):
             e = expert_id(ids, s, t)
             at = ld_i64(starts + 8 * e)
-            st_i64(pairs + 8 * at, s + slots * t)
+            st_i64(pairs + 8 * at, s + n_used * t)
             st_i64(starts + 8 * e, at + 1)
     for i in range(n_experts):                      # ... which is the start of e + 1
         e = n_experts - i

@@ -42,14 +42,14 @@ def make_kernel(ta, tb, tile, rows_of=None):
     granule, unpacked = math.lcm(tall, W) if rows_of else tall, rows_of is not None
 
     @inline
-    def pack_half(b, k, slots, pairs, cols, dst, tmp):
+    def pack_half(b, k, n_used, pairs, cols, dst, tmp):
         """The columns of `cols` <= W pairs to their half of a panel."""
         n_b, nb0 = ne(b, 1), nb(b, 0)
         for k0 in range(0, k, kc):
             kn = min(kc, k - k0)
             for j in range(cols):
                 pair = ld_i64(pairs + 8 * j)
-                src = addr(b) + pair % slots % n_b * nb(b, 1) + pair // slots * nb(b, 2)
+                src = addr(b) + pair % n_used % n_b * nb(b, 1) + pair // n_used * nb(b, 2)
                 read_row(src + k0 // block * nb0, nb0, kn, tmp + j * 4 * kc)
             pack_y(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
@@ -66,16 +66,16 @@ def make_kernel(ta, tb, tile, rows_of=None):
         return low
 
     @inline
-    def scatter(d, slots, pairs, n, columns, r, rows):
+    def scatter(d, n_used, pairs, n, columns, r, rows):
         for j in range(n):
             pair = ld_i64(pairs + 8 * j)
-            to = addr(d) + pair % slots * nb(d, 1) + pair // slots * nb(d, 2)
+            to = addr(d) + pair % n_used * nb(d, 1) + pair // n_used * nb(d, 2)
             move_bytes(to + 4 * r, columns + j * 4 * MB, 4 * rows)
 
     def kernel(node, ith, nth, sync):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
-        k, m, n_experts, slots = ne(a, 0), ne(a, 1), ne(a, 2), ne(d, 1)
-        n_pairs = slots * ne(d, 2)
+        k, m, n_experts, n_used = ne(a, 0), ne(a, 1), ne(a, 2), ne(d, 1)
+        n_pairs = n_used * ne(d, 2)
         status = lists.group(node, ids, n_experts, NL, ith, nth, sync)
         if status != OK:
             return status
@@ -96,7 +96,7 @@ def make_kernel(ta, tb, tile, rows_of=None):
             p = ld_i64(starts + 8 * e) + (i - ld_i64(firsts + 8 * e)) * NL + h % 2 * W
             cols = min(W, ld_i64(starts + 8 * e + 8) - p)
             if cols > 0:
-                pack_half(b, k, slots, pairs + 8 * p, cols, panels + i * panel_nbytes + h % 2 * half, scratch + t_offs)
+                pack_half(b, k, n_used, pairs + 8 * p, cols, panels + i * panel_nbytes + h % 2 * half, scratch + t_offs)
         barrier(sync, nth)
         active = lists.n_active(node)
         mb, strips = MB, (m + MB - 1) // MB
@@ -125,5 +125,5 @@ def make_kernel(ta, tb, tile, rows_of=None):
                     multiply_strip(w + q * ldw, ldw, min(together, rows - q), k, cols, 0,
                                    (cols + NL - 1) // NL, y + n0 // NL * panel_nbytes, panel_nbytes,
                                    scratch + d_offs + 4 * q, 4 * MB, scratch, scratch + c_offs, together)
-                scatter(d, slots, pairs + 8 * (first + n0), cols, scratch + d_offs, r, rows)
+                scatter(d, n_used, pairs + 8 * (first + n0), cols, scratch + d_offs, r, rows)
     return kernel

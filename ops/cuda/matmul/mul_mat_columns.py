@@ -1,7 +1,7 @@
 """Which matrix and which columns a block of tiles multiplies, in mul_mat and in mul_mat_id.
 
     mul_mat       block z: the matrix;  block y: columns y width ... of b's matrix
-    mul_mat_id    block y: a tile of mul_mat_group;  its columns are slots of one expert, anywhere in b and the result
+    mul_mat_id    block y: a tile of mul_mat_group;  its columns are pairs of one expert, anywhere in b and the result
 
 A block looks its columns up once and keeps what it needs of them in shared memory:
 
@@ -100,8 +100,8 @@ def _grouped(quantized):
 
     @device
     def tile(node, i):
-        n_slots = ne(node + SRC2, 0) * ne(node + SRC2, 1)
-        return ld_i32(order_of(node) + 8 * n_slots + 12 * block_y() + 4 * i)
+        n_pairs = ne(node + SRC2, 0) * ne(node + SRC2, 1)
+        return ld_i32(order_of(node) + 8 * n_pairs + 12 * block_y() + 4 * i)
 
     @device
     def matrix(node):
@@ -114,9 +114,9 @@ def _grouped(quantized):
 
     @device
     def index(node, j):
-        slot, n_used = ld_i32(order_of(node) + 4 * j), ne(node + SRC2, 0)
-        token = slot // n_used
-        u = slot - token * n_used
+        pair, n_used = ld_i32(order_of(node) + 4 * j), ne(node + SRC2, 0)
+        token = pair // n_used
+        u = pair - token * n_used
         return u % ne(node + SRC1, 1), token, 0, u, token
     return matrix, span, index
 

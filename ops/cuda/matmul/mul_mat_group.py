@@ -1,17 +1,17 @@
 """Columns of mul_mat_id grouped by expert, so that tiles read an expert's weights once for all its columns.
 
-    slot = u + n_used * token           a place in ids [n_used, n_tokens]
+    pair = u + n_used * token           a place in ids [n_used, n_tokens]
 
-    ids of the slots         2 0   0 1   2 0
-    order                    1 2 5   3   0 4                                slots of expert 0, of expert 1, ...
+    ids of the pairs         2 0   0 1   2 0
+    order                    1 2 5   3   0 4                                pairs of expert 0, of expert 1, ...
     tiles of 2 columns       (0, 0, 3) (0, 2, 3) (1, 3, 4) (2, 4, 6)        (expert, first place in order, end)
 
     scratch memory of the node, int32, behind the 8-bit columns where weights are quantised
-        order   n_slots
-        flat    n_slots         the ids side by side
+        order   n_pairs
+        flat    n_pairs         the ids side by side
         tiles   3 n_tiles       enough for every way the ids may fall; expert -1: no tile
 
-One block does it: its warps take experts in turn, count their slots, then write them in order.
+One block does it: its warps take experts in turn, count their pairs, then write them in order.
 """
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.matmul import quantize_columns
@@ -22,13 +22,13 @@ MAX_EXPERTS = 1024
 THREADS = 64 if SMALL_BLOCKS else 1024
 
 
-def n_tiles(n_slots, n_expert, width):
+def n_tiles(n_pairs, n_expert, width):
     """At most so many tiles of `width` columns: every expert in use may leave one unfilled."""
-    return n_slots // width + min(n_slots, n_expert)
+    return n_pairs // width + min(n_pairs, n_expert)
 
 
-def nbytes(n_slots, n_expert, width):
-    return 4 * (2 * n_slots + 3 * n_tiles(n_slots, n_expert, width))
+def nbytes(n_pairs, n_expert, width):
+    return 4 * (2 * n_pairs + 3 * n_tiles(n_pairs, n_expert, width))
 
 
 def scratch(quantized):
@@ -45,11 +45,11 @@ def scratch(quantized):
 
 
 @core.device
-def _flatten(node, flat, n_slots):
+def _flatten(node, flat, n_pairs):
     """The ids into `flat`; those that name no expert are reported."""
     ids = node + SRC2
     i = core.thread()
-    while i < n_slots:
+    while i < n_pairs:
         token = i // ne(ids, 0)
         id = core.ld_i32(addr(ids) + (i - token * ne(ids, 0)) * nb(ids, 0) + token * nb(ids, 1))
         if id < 0 or id >= ne(node + SRC0, 2):
@@ -59,10 +59,10 @@ def _flatten(node, flat, n_slots):
 
 
 @core.device
-def _count(flat, expert, n_slots):
+def _count(flat, expert, n_pairs):
     """Slots of an expert; in every lane of the warp."""
     n, i = 0, core.thread() & 31
-    while i < n_slots:
+    while i < n_pairs:
         if core.ld_i32(flat + 4 * i) == expert:
             n += 1
         i += 32
@@ -70,11 +70,11 @@ def _count(flat, expert, n_slots):
 
 
 @core.device
-def _put_slots(order, flat, expert, first, n_slots):
-    """The numbers of an expert's slots, in their order, to place `first` of `order` and on."""
+def _put_pairs(order, flat, expert, first, n_pairs):
+    """The numbers of an expert's pairs, in their order, to place `first` of `order` and on."""
     lane, start = core.thread() & 31, 0
-    while start < n_slots:
-        hit = start + lane < n_slots and core.ld_i32(flat + 4 * (start + lane)) == expert
+    while start < n_pairs:
+        hit = start + lane < n_pairs and core.ld_i32(flat + 4 * (start + lane)) == expert
         mask = core.ballot(hit)
         if hit:
             core.st_i32(order + 4 * (first + core.popcount(mask & ((1 << lane) - 1))), start + lane)
@@ -87,14 +87,14 @@ def _make(quantized, width):
 
     @core.device
     def before(counts, expert):
-        """(slots, tiles) of the experts in front of this one; in every lane of the warp."""
-        slots, tiles, e = 0, 0, core.thread() & 31
+        """(pairs, tiles) of the experts in front of this one; in every lane of the warp."""
+        pairs, tiles, e = 0, 0, core.thread() & 31
         while e < expert:
             n = core.lds_i32(counts + 4 * e)
-            slots += n
+            pairs += n
             tiles += (n + width - 1) // width
             e += 32
-        return core.warp_sum(slots), core.warp_sum(tiles)
+        return core.warp_sum(pairs), core.warp_sum(tiles)
 
     @core.device
     def put_tiles(tiles, expert, number, first, end):
@@ -107,15 +107,15 @@ def _make(quantized, width):
             i += 32
 
     def kernel(node):
-        n_expert, n_slots = ne(node + SRC0, 2), ne(node + SRC2, 0) * ne(node + SRC2, 1)
+        n_expert, n_pairs = ne(node + SRC0, 2), ne(node + SRC2, 0) * ne(node + SRC2, 1)
         order, counts, warp = order_of(node), counts_at(), core.thread() >> 5
-        flat = order + 4 * n_slots
-        tiles = flat + 4 * n_slots
-        _flatten(node, flat, n_slots)
+        flat = order + 4 * n_pairs
+        tiles = flat + 4 * n_pairs
+        _flatten(node, flat, n_pairs)
         core.sync()
         e = warp
         while e < n_expert:
-            n = _count(flat, e, n_slots)
+            n = _count(flat, e, n_pairs)
             if core.thread() & 31 == 0:
                 core.sts_i32(counts + 4 * e, n)
             e += core.n_threads() >> 5
@@ -123,23 +123,23 @@ def _make(quantized, width):
         e = warp
         while e < n_expert:
             first, number = before(counts, e)
-            _put_slots(order, flat, e, first, n_slots)
+            _put_pairs(order, flat, e, first, n_pairs)
             put_tiles(tiles, e, number, first, first + core.lds_i32(counts + 4 * e))
             e += core.n_threads() >> 5
         _, i = before(counts, n_expert)
         i += core.thread()
-        while i < n_slots // width + min(n_slots, n_expert):
+        while i < n_pairs // width + min(n_pairs, n_expert):
             core.st_i32(tiles + 12 * i, -1)
             i += core.n_threads()
     return kernel
 
 
 def launch(t, quantized, width):
-    """The Launch that groups the slots of a mul_mat_id for tiles of `width` columns; None for too many experts."""
+    """The Launch that groups the pairs of a mul_mat_id for tiles of `width` columns; None for too many experts."""
     a, b, ids = t.src[:3]
-    n_slots = ids.ne[0] * ids.ne[1]
-    if a.ne[2] > MAX_EXPERTS or n_slots >= 1 << 30:
+    n_pairs = ids.ne[0] * ids.ne[1]
+    if a.ne[2] > MAX_EXPERTS or n_pairs >= 1 << 30:
         return None
     columns_nbytes = quantize_columns.nbytes(b.ne[0], b.ne[1] * b.ne[2] * b.ne[3]) if quantized else 0
-    return Launch(f"group_slots{'_quantized' * quantized}_{width}", lambda: _make(quantized, width), (1, 1, 1), THREADS,
-                  columns_nbytes + nbytes(n_slots, a.ne[2], width))
+    return Launch(f"group_pairs{'_quantized' * quantized}_{width}", lambda: _make(quantized, width), (1, 1, 1), THREADS,
+                  columns_nbytes + nbytes(n_pairs, a.ne[2], width))

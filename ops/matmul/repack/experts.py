@@ -2,7 +2,7 @@
 
 The matrices of all experts lie in the layout one after the other, as one matrix of m E rows.
 
-    one token      every slot takes its expert's groups of L rows times one column
+    one token      every pair takes its expert's groups of L rows times one column
     more tokens    columns are sorted by expert and prepared as its tiles take them; threads take groups of the experts
                    in use, and a tile's columns are scattered to their tokens
 

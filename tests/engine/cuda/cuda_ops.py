@@ -187,7 +187,7 @@ def test_experts_meet_their_columns_in_tiles(gpu, type):
     ids.set(np.minimum(rng.integers(0, n_expert, (tokens, n_used)), rng.integers(0, n_expert, (tokens, n_used)))
             .astype(np.int32))
     y = gg.mul_mat_id(w, x, ids)
-    assert any(launch.name.startswith("group_slots") for launch in launches(y))
+    assert any(launch.name.startswith("group_pairs") for launch in launches(y))
     columns = in_8_bits(exact(x)) if type.quantized else exact(x)
     want = all_specs()[OP.MUL_MAT_ID].reference(y, exact(w), columns, exact(ids))
     got = gg.compute(y, backend=gpu)
