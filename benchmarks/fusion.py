@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import synth
 from benchmarks.catalogue_models import STORIES
 from benchmarks.worker import Missing
-from ggjit.cpu import fusion, plan
+from ggjit.cpu import cpu_plan, fusion
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 from ggjit.ops.core.fusion_pattern import all_fusions
@@ -56,17 +56,17 @@ def with_patterns(m, step, chosen):
     for f in chosen:
         table.setdefault(f.ops[0], []).append(f)
     with mock.patch.object(fusion, "all_fusions", lambda: table):
-        return plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement)
+        return cpu_plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement)
 
 
 def without_nodes(m, step, ops):
     """The step's graph planned without the nodes of these ops: its results are wrong, its time is a bound."""
-    real = plan.fuse_nodes
+    real = cpu_plan.fuse_nodes
 
     def fuse(singles, *more):
         return real([p for p in singles if p.t.op not in ops], *more)
-    with mock.patch.object(plan, "fuse_nodes", fuse):
-        return plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement)
+    with mock.patch.object(cpu_plan, "fuse_nodes", fuse):
+        return cpu_plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement)
 
 
 # ---------------------------------------------------------------- timing

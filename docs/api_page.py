@@ -11,7 +11,7 @@ from ggjit.alloc.report import MeasureReport
 from ggjit.cpu.thread_pool import Pool
 from ggjit.display.drawing import Drawing
 from ggjit.display.explorer import Explorer
-from ggjit.graphs.plan import Plan
+from ggjit.graphs.graph_plan import Plan
 from ggjit.models.networks import peak
 from ggjit.models.networks.bert import Bert
 from ggjit.models.networks.decoder import Decoder
@@ -33,7 +33,7 @@ SECTIONS = {
     "Tensors and contexts": ("ggjit.tensors.context", "ggjit.tensors.tensor", "ggjit.tensors.arrays",
                              "ggjit.tensors.interop", "ggjit.api.compute", "ggjit.ops.types.quantize"),
     "Graphs and memory": ("ggjit.graphs.graph", "ggjit.graphs.allocator", "ggjit.api.measure_memory",
-                          "ggjit.graphs.plan",
+                          "ggjit.graphs.graph_plan",
                           "ggjit.display.drawing", "ggjit.display.explorer", "ggjit.api.explore", "ggjit.alloc"),
     "Buffers": ("ggjit.core.buffer", "ggjit.core.host_buffer", "ggjit.tensors.transfer"),
     "Backends, devices, registry": ("ggjit.core.backend", "ggjit.api.registry", "ggjit.core.events",

@@ -28,7 +28,7 @@ LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.typ
     ggjit.tools""".split()
 # imports inside functions: code that is loaded only where its device or extra is there
 DEFERRED = {("ggjit.api.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
-            ("ggjit.cuda.plan", "ggjit.ops.cuda.compiler.build"),
+            ("ggjit.cuda.cuda_plan", "ggjit.ops.cuda.compiler.build"),
             *((f"ggjit.cluster.{name}", "ggjit.cluster.dask_worker") for name in ("cluster", "serving"))}
 NAMES = """Context from_numpy init_backend alloc_ctx_tensors Graph GraphAllocator HostBuffer BufferType Buffer Device
     Backend OutOfMemory registry set_input set_output set_param set_name quantize dequantize compute Tensor
@@ -247,7 +247,7 @@ def test_the_first_name_brings_the_others(python):
     assert r.stdout.splitlines() == ["", "module 'ggjit' has no attribute 'no_such_name'", "False False"]
 
 
-@pytest.mark.parametrize("first", ["ggjit.models", "ggjit.cpu.plan", "ggjit.train", "ggjit.tools.command.main"])
+@pytest.mark.parametrize("first", ["ggjit.models", "ggjit.cpu.cpu_plan", "ggjit.train", "ggjit.tools.command.main"])
 def test_any_module_may_be_imported_first(first, python):
     r = python(f"import {first}; import ggjit as gg; print(gg.Graph.__name__)")
     assert (r.returncode, r.stdout) == (0, "Graph\n"), r.stderr

@@ -80,7 +80,7 @@ def hidden():
     from ggjit.cpu.thread_pool import Pool
     from ggjit.display.drawing import Drawing
     from ggjit.display.explorer import Explorer
-    from ggjit.graphs.plan import Plan
+    from ggjit.graphs.graph_plan import Plan
     from ggjit.models.files.imatrix import Imatrix, Sums
     from ggjit.models.networks.inside import Capturing
     from ggjit.models.networks.network import Network

@@ -21,7 +21,7 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.cpu import walk
-from ggjit.cpu.plan import likely_parts
+from ggjit.cpu.cpu_plan import likely_parts
 from ggjit.models.files.minilm import TYPES, minilm_path
 from ggjit.models.files.save import Entry, encoded, write_gguf
 from ggjit.models.networks.load import load_model

@@ -8,12 +8,12 @@ from ggjit.core.host_buffer import HOST, ArrayBuffer
 from ggjit.core.run_lock import refuse_nesting
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
-from ggjit.graphs.plan import Plan
+from ggjit.graphs.graph_plan import Plan
 from ggjit.graphs.results import LeftOver, mark_last
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.shape import describe, is_contiguous
-from ggjit.sched.plan import ScheduledPlan
+from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.tensors.tensor import Tensor
 
 

@@ -19,7 +19,7 @@ from ggjit.core.backend import Backend
 from ggjit.display.explorer import Explorer
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
-from ggjit.graphs.plan import Plan
+from ggjit.graphs.graph_plan import Plan
 from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable

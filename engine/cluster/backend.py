@@ -15,7 +15,7 @@ from ggjit.graphs.results import LeftOver, mark_last
 from ggjit.ops.core.errors import NotSupported, StaleHandle
 from ggjit.ops.core.record import T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
-from ggjit.sched.plan import ScheduledPlan
+from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.sched.scheduler import Scheduler
 
 

@@ -6,7 +6,7 @@ from ggjit.core.arguments import expect_slot
 from ggjit.core.backend import Backend, Device, HostMemory
 from ggjit.core.config import MAX_THREADS, available_cores, debug, default_threads
 from ggjit.core.host_buffer import HOST, HostBufferType
-from ggjit.cpu.plan import CPUPlan
+from ggjit.cpu.cpu_plan import CPUPlan
 from ggjit.cpu.repacked import CPURepackBufferType, kernel_of
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import available_nbytes

@@ -20,14 +20,14 @@ from ggjit.core.buffer import as_bytes
 from ggjit.cpu.device import CPU, parse_params
 from ggjit.cuda.cccl import cccl
 from ggjit.cuda.cublas import cublas
+from ggjit.cuda.cuda_plan import CUDAPlan
 from ggjit.cuda.driver import INSTALL, CudaError, driver
 from ggjit.cuda.memory import CUDABuffer, CUDABufferType, PinnedBufferType
-from ggjit.cuda.plan import CUDAPlan
 from ggjit.ops.core.errors import GgjitError, NotSupported, OutOfMemory, ParamError, TypeMismatch
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.cuda.native.launch import launches
 from ggjit.ops.native.jit import address_of
-from ggjit.sched.plan import ScheduledPlan
+from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.sched.scheduler import Scheduler
 
 OFFLOAD_MIN_BATCH = 32
@@ -50,7 +50,7 @@ class CUDADevice(Device):
         self.compute_capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
         self.n_multiprocessors = attribute("MULTIPROCESSOR_COUNT")
         self.type = TYPE_IGPU if attribute("INTEGRATED") else TYPE_GPU
-        self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/plan.py)
+        self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/cuda_plan.py)
         self.measured = None                            # of libraries (engine/cuda/libraries.py)
         self._buffer_type, self._pinned = CUDABufferType(self), PinnedBufferType(self)
         self._backends, self._met = [], weakref.WeakSet()       # backends: weak references

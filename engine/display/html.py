@@ -7,7 +7,7 @@ from ggjit.core.backend import Backend, Device
 from ggjit.core.buffer import Buffer, BufferType
 from ggjit.core.html_repr import escape, html_of, size_text
 from ggjit.graphs.graph import Graph
-from ggjit.graphs.plan import Plan
+from ggjit.graphs.graph_plan import Plan
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.core.record import FLAG_INPUT, FLAG_LOSS, FLAG_OUTPUT, FLAG_PARAM
 from ggjit.ops.core.traits import all_traits

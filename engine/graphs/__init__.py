@@ -3,7 +3,7 @@
     graph, layers, pickling, copying    the graph; layers found by names; graphs as bytes; on another backend
     allocator, placed                   memory for the results; tensors and graphs as a scheduler's backends see them
     tensor_allocators                   tensors placed one at a time; a graph as ggml placed it in 2023
-    plan, plan_node, results            base of all plans; one kernel of a plan; what a run left in memory
+    graph_plan, plan_node, results      base of all plans; one kernel of a plan; what a run left in memory
     plan_cache                          plans kept for the next run
     backward                            gradients: nodes for what a loss changes by
 """

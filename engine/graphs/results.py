@@ -1,6 +1,6 @@
 """What a run of a graph left in memory: is a result still there, or was its memory used again?
 
-Base of the plans of a backend (engine/graphs/plan.py) and of a scheduler's runs (engine/sched/run.py).
+Base of the plans of a backend (engine/graphs/graph_plan.py) and of a scheduler's runs (engine/sched/run.py).
 """
 import bisect
 import weakref
@@ -119,7 +119,7 @@ class LeftOver(Results):
 
     @classmethod
     def of(cls, plan):
-        """Of a plan of engine/graphs/plan.py that has just run."""
+        """Of a plan of engine/graphs/graph_plan.py that has just run."""
         left = cls(plan.placement.where)
         positions, rows, writers = plan._spans
         left._positions, left._spans = plan._positions, (positions, rows, [weakref.ref(t) for t in writers])

@@ -10,7 +10,7 @@ In the order of a run:
     planner_graph, layout       what the memory planner sees; where everything lies
     run, input_copies           the loop over splits; copies between backends
     hazards, experts            what has to wait for what; weights of which only the experts in use are copied
-    scheduler, plan, explain    the public class; its runs behind the interface of a plan; what it did and why
+    scheduler, scheduled_plan, explain  the public class; its runs behind the interface of a plan; what it did and why
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -23,7 +23,7 @@ from ggjit.models.networks.offload import EXPERTS, LAYER
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul.mul_mat import mul_mat
-from ggjit.sched.plan import ScheduledPlan
+from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 
 PROBE_NE = 2048, 4096           # of the matrix whose product is timed

@@ -5,7 +5,7 @@ import numpy as np
 
 from ggjit.core.kernels_ahead import followed_by
 from ggjit.core.run_lock import RunLock
-from ggjit.cpu.plan import likely_parts, needs
+from ggjit.cpu.cpu_plan import likely_parts, needs
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache

@@ -17,7 +17,7 @@ from ggjit.core.backend import TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_NULL, Backend
 from ggjit.cpu.device import CPU
 from ggjit.models.core.checks import integer
 from ggjit.ops.core.errors import ParamError
-from ggjit.sched.plan import ScheduledPlan
+from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.sched.scheduler import Scheduler
 
 LAYER = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.")

@@ -8,7 +8,8 @@ TENSOR: one row of the process-wide tensor table (engine/core/table.py).  Ids ta
     word   0     1   2      3           4..7  8..11  12..19     20..29  30        31         32      33    34   35..
           type   op  flags  generation  ne    nb     op_params  src     view_src  view_offs  buffer  offs  ctx  spare
 
-NODE: one variable-length row of a plan (engine/graphs/plan.py); a kernel gets the row's byte address.  All of it is
+NODE: one variable-length row of a plan (engine/graphs/graph_plan.py); a kernel gets the row's byte address.  All of it
+is
 resolved: addresses instead of ids.
 
     word   0       1     2        3      4     5          6     7        8      9..15    16..23     24..       34.. ...

@@ -15,8 +15,8 @@ import time
 import numpy as np
 
 import ggjit as gg
+from ggjit.cpu.cpu_plan import CPUPlan
 from ggjit.cpu.device import CPU
-from ggjit.cpu.plan import CPUPlan
 from ggjit.ops.core.record import VIEW_OPS
 
 GUARD = 256

@@ -20,7 +20,7 @@ def planned(y, n_threads):
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("n", LENGTHS)
 def test_flat_sums_at_every_edge(monkeypatch, n, n_threads):
-    monkeypatch.setattr("ggjit.cpu.plan.least_nanoseconds", lambda n_threads: 0.0)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.least_nanoseconds", lambda n_threads: 0.0)
     ctx = gg.Context()
     a, b = (RNG.standard_normal(n, np.float32) for _ in range(2))
     y = gg.add(gg.from_numpy(ctx, a), gg.from_numpy(ctx, b))

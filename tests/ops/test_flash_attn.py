@@ -20,7 +20,7 @@ SPEC = all_specs()[OP.FLASH_ATTN_EXT]
 @pytest.fixture
 def always_threads(monkeypatch):
     """Nodes of any size are shared by all threads."""
-    monkeypatch.setattr("ggjit.cpu.plan.least_nanoseconds", lambda n_threads: 0.0)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.least_nanoseconds", lambda n_threads: 0.0)
 
 
 @pytest.mark.parametrize("case", list(SPEC.cases()), ids=lambda c: c.name)
@@ -28,7 +28,7 @@ def test_against_float64(case, monkeypatch):
     got, want, out = run(case)
     assert nmse(got.astype(np.float64), want) <= case.max_nmse
     assert np.abs(got - want).max() < 2e-6
-    monkeypatch.setattr("ggjit.cpu.plan.least_nanoseconds", lambda n_threads: 0.0)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.least_nanoseconds", lambda n_threads: 0.0)
     for n_threads in (2, 3):
         again, _, _ = run(case, n_threads)
         assert again.tobytes() == got.tobytes(), f"{n_threads} threads give other bytes than one"

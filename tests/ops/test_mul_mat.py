@@ -167,7 +167,7 @@ def test_extreme_codes_are_exact(type, n):
 @pytest.mark.parametrize("type,n,heads", products(WEIGHTS, (1, 4, 7, 16, 20, 40, 100, 256, 400), (1, 8), k=(320,),
                                                   m=201, n_threads=(1, 2, 3)))
 def test_threads_give_the_bytes_of_one(monkeypatch, type, n, heads):
-    monkeypatch.setattr("ggjit.cpu.plan.least_nanoseconds", lambda n_threads: 0.0)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.least_nanoseconds", lambda n_threads: 0.0)
     ctx = gg.Context()
     a = gg.from_numpy(ctx, random(1, heads, 201, 320), type=type)
     y = gg.mul_mat(a, gg.from_numpy(ctx, random(2, heads, n, 320)))

@@ -19,7 +19,7 @@ def floats(*shape):
 @pytest.mark.parametrize("n,bad", [(1, 4), (1, -1), (5, 2 ** 31 - 1), (40, -2 ** 31), (90, 4)])
 def test_mul_mat_id_checks_ids_first(n, bad, n_threads, monkeypatch):
     """One token, few and many columns an expert: an error that names the id, and nothing written."""
-    monkeypatch.setattr("ggjit.cpu.plan.least_nanoseconds", lambda n_threads: 0.0)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.least_nanoseconds", lambda n_threads: 0.0)
     ids = np.stack([R.permutation(4)[:2] for _ in range(n)]).astype(np.int32)
     ids[n // 2, 1] = bad
     ctx, backend = gg.Context(), gg.init_backend(f"CPU:n_threads={n_threads}")

@@ -42,7 +42,7 @@ def test_against_float64(op, case, monkeypatch):
     assert got.shape == want.shape
     error = nmse(got.astype(np.float64), want.astype(np.float64))
     assert error <= case.max_nmse, f"{out!r}: NMSE {error:.3g}"
-    monkeypatch.setattr("ggjit.cpu.plan.least_nanoseconds", lambda n_threads: 0.0)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.least_nanoseconds", lambda n_threads: 0.0)
     again, _, _ = run(case, 2)
     assert again.tobytes() == got.tobytes(), "two threads give other bytes than one"
 

@@ -18,7 +18,7 @@ def floats(*shape):
 @pytest.mark.parametrize("mode,in_place", [(0, False), (2, True), (8, False), (40, True)])
 def test_rope_refuses_positions_beyond_float32(mode, in_place, n_threads, monkeypatch):
     """Named with node and value, nothing written, and the plan goes on with good ids; 2^24 and negatives are."""
-    monkeypatch.setattr("ggjit.cpu.plan.least_nanoseconds", lambda n_threads: 0.0)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.least_nanoseconds", lambda n_threads: 0.0)
     ctx, backend = gg.Context(), gg.init_backend(f"CPU:n_threads={n_threads}")
     x, ids = floats(9, 3, 16), np.arange(9 * (4 if mode & 8 else 1), dtype=np.int32)
     a, pos = gg.from_numpy(ctx, x.copy(), "a"), gg.from_numpy(ctx, ids, "positions")

@@ -190,7 +190,7 @@ def broken(monkeypatch, op, **changes):
     """Replace parts of an op's spec."""
     specs = dict(all_specs())
     specs[op] = dataclasses.replace(specs[op], **changes)
-    for where in ("ggjit.graphs.plan", "ggjit.cpu.repacked", "ggjit.tools.suite.runner"):
+    for where in ("ggjit.graphs.graph_plan", "ggjit.cpu.repacked", "ggjit.tools.suite.runner"):
         monkeypatch.setattr(f"{where}.all_specs", lambda: specs)
 
 
@@ -247,7 +247,7 @@ def test_poisoned_outputs_show_what_is_not_written(runner, monkeypatch):
     o = runner.run(SuiteCase("sqr", "SQR", "", lambda m: m.sqr(m.new(F32, (64, 3))), index=1))
     assert o.status == NOT_SUPPORTED
     monkeypatch.undo()
-    monkeypatch.setattr("ggjit.cpu.plan.CPUPlan.run_nodes", lambda self, first, last: None)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.CPUPlan.run_nodes", lambda self, first, last: None)
     o = runner.run(relu_case())
     assert o.status == FAIL and "NaN in our result" in o.error
 

@@ -20,7 +20,7 @@ import threading
 
 from ggjit.core.config import available_cores
 from ggjit.cpu import walk
-from ggjit.cpu.plan import likely_parts
+from ggjit.cpu.cpu_plan import likely_parts
 from ggjit.cpu.tuning import LEAST_NBYTES, tune
 from ggjit.models.networks.load import load_model
 from ggjit.ops.core.traits import all_traits

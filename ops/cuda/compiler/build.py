@@ -1,7 +1,7 @@
 """Machine code of a kernel: LTO-IR (frontend.py) -> nvJitLink -> cubin.  Needs an extra (choice.py), but no GPU and
 no driver.
 
-    kernel(node: int64)     one 8-byte parameter, so every launch looks alike (engine/cuda/plan.py)
+    kernel(node: int64)     one 8-byte parameter, so every launch looks alike (engine/cuda/cuda_plan.py)
 
 Cubins are kept like the CPU's objects: one file a kernel in the cache folder, named by the content of the sources, the
 versions of the compilers and the compute capability.  Neither Python nor the processor matters, so what was compiled

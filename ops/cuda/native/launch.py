@@ -23,7 +23,7 @@ class Launch:
     work_nbytes scratch memory of the node; its launches share it
     module      where the maker is defined: the code depends on it and what it imports (`launches` fills it in)
     leaves      (id of the base, id, form) of the tensor whose values it leaves in scratch memory: a launch that would
-                do the same again is left out (engine/cuda/plan.py)
+                do the same again is left out (engine/cuda/cuda_plan.py)
     max_nmse    ggml's bound of the error, where the kernel rounds what the CPU's does not
     """
     name: str

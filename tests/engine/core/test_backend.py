@@ -8,8 +8,8 @@ from helpers import devices
 from helpers.placed import CPU, array, placed
 
 import ggjit as gg
+from ggjit.cpu.cpu_plan import shared_work
 from ggjit.cpu.device import CPU as CPU_DEVICE
-from ggjit.cpu.plan import shared_work
 from ggjit.cpu.walk import BARRIER_AFTER
 from ggjit.ops.core.record import N_FLAGS
 

@@ -118,7 +118,7 @@ def test_replay_reads_new_inputs(n_threads):
 
 
 def test_threads_give_identical_bytes(monkeypatch):
-    monkeypatch.setattr("ggjit.cpu.plan.least_nanoseconds", lambda n_threads: 0.0)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.least_nanoseconds", lambda n_threads: 0.0)
     ctx = gg.Context()
     w, x = gg.from_numpy(ctx, array(96, 64)), gg.from_numpy(ctx, array(40, 64))
     y = gg.soft_max(gg.rms_norm(gg.mul_mat(w, x), 1e-5))
@@ -129,7 +129,7 @@ def test_threads_give_identical_bytes(monkeypatch):
 
 
 def test_ten_thousand_runs_on_two_threads_never_hang(monkeypatch):
-    monkeypatch.setattr("ggjit.cpu.plan.least_nanoseconds", lambda n_threads: 0.0)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.least_nanoseconds", lambda n_threads: 0.0)
     x, y = chain(20)
     plan = planned(y, n_threads=2)
     for _ in range(500):

@@ -12,9 +12,9 @@ from helpers.device_contract import floats, on
 from helpers.sample import sampled
 
 import ggjit as gg
+from ggjit.cuda import cuda_plan
 from ggjit.cuda import device as cuda
 from ggjit.cuda import driver as cuda_driver
-from ggjit.cuda import plan as cuda_plan
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.cuda.driver import DeviceLost
 from ggjit.models import load_model

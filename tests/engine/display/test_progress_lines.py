@@ -137,7 +137,7 @@ def test_a_prompt_counts_the_kernels_of_its_first_token(monkeypatch):
         later = getattr(kernels_ahead._after, "kernels", list)
         asked.append((set(kernels), set(later())))
         announce(asked[-1][0])
-    monkeypatch.setattr("ggjit.cpu.plan.announce", seen)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.announce", seen)
     with load_model(n_ctx=64, n_threads=1) as m:
         m.decode([1, 2, 3])
         m.decode([4])
@@ -147,7 +147,7 @@ def test_a_prompt_counts_the_kernels_of_its_first_token(monkeypatch):
 
 def test_plans_announce_their_kernels(monkeypatch):
     seen = []
-    monkeypatch.setattr("ggjit.cpu.plan.announce", lambda kernels: seen.extend(name for name, _ in kernels))
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.announce", lambda kernels: seen.extend(name for name, _ in kernels))
     x = gg.from_numpy(gg.Context(), np.ones((2, 8), np.float32), "x")
     gg.compute(gg.soft_max(gg.sqr(x)))
     assert any(name.startswith("soft_max") for name in seen)

@@ -6,14 +6,14 @@ from helpers.schedulers import poison
 
 import ggjit as gg
 from ggjit.alloc import graph_alloc
+from ggjit.cpu.cpu_plan import CPUPlan
 from ggjit.cpu.device import CPU
-from ggjit.cpu.plan import CPUPlan
 
 
 @pytest.fixture(autouse=True)
 def validated(monkeypatch):
     monkeypatch.setattr("ggjit.core.config.debug", {"validate", "poison"})
-    for module in ("ggjit.graphs.allocator", "ggjit.sched.layout", "ggjit.graphs.plan", "ggjit.cpu.plan"):
+    for module in ("ggjit.graphs.allocator", "ggjit.sched.layout", "ggjit.graphs.graph_plan", "ggjit.cpu.cpu_plan"):
         monkeypatch.setattr(f"{module}.debug", {"validate", "poison"})
 
 

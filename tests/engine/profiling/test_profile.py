@@ -287,7 +287,7 @@ def test_a_fused_node_is_one_row():
     gg.GraphAllocator(backend).alloc_graph(graph)
     rows = {}
     for fuse in (False, True):
-        from ggjit.cpu.plan import CPUPlan
+        from ggjit.cpu.cpu_plan import CPUPlan
         plan = CPUPlan(backend, graph, graph.placement, fuse=fuse)
         with gg.profile() as p:
             plan.compute()

@@ -10,7 +10,7 @@ from helpers.streams import N, leaf, world
 import ggjit as gg
 from ggjit.core.pending import IN_FLIGHT
 from ggjit.ops.core.record import OP
-from ggjit.sched.plan import ScheduledPlan
+from ggjit.sched.scheduled_plan import ScheduledPlan
 
 
 def two_streams(rules="modern", parallel=False, delay=5e-3):

@@ -5,8 +5,8 @@ from helpers import devices, sched_graphs
 from helpers.schedulers import poison
 
 import ggjit as gg
+from ggjit.cpu.cpu_plan import CPUPlan
 from ggjit.cpu.device import CPU
-from ggjit.cpu.plan import CPUPlan
 from ggjit.graphs.allocator import work_begin, work_room
 from ggjit.graphs.placed import PlacedGraph
 from ggjit.ops.core.record import OP, VIEW_OPS

@@ -18,7 +18,7 @@ import numpy as np
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cuda.driver import CudaError, driver
 from ggjit.cuda.libraries import chosen
-from ggjit.graphs.plan import Plan
+from ggjit.graphs.graph_plan import Plan
 from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_DST, N_SRC, N_WORK, V_ADDR, V_WORDS, WORD
 from ggjit.ops.core.shape import describe
@@ -32,7 +32,7 @@ ALIGNED = 16                    # bytes: the widest load; makers of launches loo
 
 @dataclasses.dataclass(frozen=True)
 class NodeKernel:
-    """The launches of one node, as engine/graphs/plan.py sees a kernel."""
+    """The launches of one node, as engine/graphs/graph_plan.py sees a kernel."""
     name: str
     launches: tuple
     work_nbytes: int

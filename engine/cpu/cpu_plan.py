@@ -15,7 +15,7 @@ from ggjit.cpu.repacked import RepackBuffer, is_repacked, kernel_of, repacked_id
 from ggjit.cpu.sharing import least_nanoseconds
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import BARRIER_AFTER
-from ggjit.graphs.plan import Plan
+from ggjit.graphs.graph_plan import Plan
 from ggjit.graphs.plan_node import plan_nodes
 from ggjit.ops.core.errors import Cancelled, NotSupported, ParamError
 from ggjit.ops.core.locks import ForkLock

@@ -12,7 +12,7 @@ Leaves have a placement of their own, in the tensor table.  The placement of com
 plans of one graph may put them in different places, and nothing is ever written into the user's tensors.  If a buffer
 or a leaf moved since the last run (`TABLE.placement_version`), the addresses are resolved again.
 
-Plans of a device: engine/cpu/plan.py, engine/cuda/plan.py.
+Plans of a device: engine/cpu/cpu_plan.py, engine/cuda/cuda_plan.py.
 """
 import contextlib
 import functools
