@@ -176,10 +176,10 @@ class Pool:
                 self._work.set()
             if plan is not None:
                 plan.begin()
-            sheet = self.tracing.sheet(plan, i, j) if self.tracing.watchers and j > i else None
-            status = self._enter(self.sync, first, end, n_threads, 0 if sheet is None else sheet.page())
-            if sheet is not None and status == OK:
-                sheet.n_runs += 1               # another run would write over its page
+            trace_buffer = self.tracing.trace_buffer(plan, i, j) if self.tracing.watchers and j > i else None
+            status = self._enter(self.sync, first, end, n_threads, 0 if trace_buffer is None else trace_buffer.page())
+            if trace_buffer is not None and status == OK:
+                trace_buffer.n_runs += 1        # another run would write over its page
         finally:
             self.n_walking = 0
             if callback is not None:            # no call before this: a signal could come in, and the address is stale

@@ -1,10 +1,11 @@
-"""Where runs write the clock while a profile is open: one sheet of memory a plan, one page a run.
+"""Where runs write the clock while a profile is open: one trace_buffer of memory a plan, one page a run.
 
-    sheet   | page 0                          | page 1           | ...      int64 (pages, threads, nodes, 2)
+    trace_buffer   | page 0                          | page 1           | ...      int64 (pages, threads, nodes, 2)
             | thread 0: start end, start end  | thread 0: ...    |          clock ticks; 0: this thread skipped the node
             | thread 1: start end, start end  | thread 1: ...    |
 
-Run r of the plan writes page r % pages.  A sheet begins with two pages, doubles while it may, and is written over from
+Run r of the plan writes page r % pages.  A trace_buffer begins with two pages, doubles while it may, and is written
+over from
 then on: its memory stays in the caches, and fresh memory would cost more than the clock does.  What is about to be
 written over is added to sums by jitted code, so that a run costs Python no more than an address and a counter.
 """
@@ -17,7 +18,7 @@ from ggjit.ops.native.jit import native
 from ggjit.ops.native.mem import ld_i64, st_i64
 
 SHEET_NBYTES = 1 << 18
-MAX_SPARE = 4                   # sheets whose memory is kept for the next profile
+MAX_SPARE = 4                   # trace_buffers whose memory is kept for the next profile
 
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
@@ -39,7 +40,7 @@ def add_runs(first, end, ticks, n_pages, n_threads, n_nodes, wall, busy):
     return 0
 
 
-class Sheet:
+class TraceBuffer:
     """The runs of some nodes of a plan while profiles are open.
 
     facts: what the profile that was open first knows of the nodes; rows: the plan's NODE rows, held so that their id is
@@ -49,7 +50,7 @@ class Sheet:
                  "page_nbytes", "thread_nbytes", "turn_at")
 
     def __init__(self, rows, facts, n_threads, n_nodes, memory):
-        """memory: an array of an earlier sheet, or None."""
+        """memory: an array of an earlier trace_buffer, or None."""
         self.rows, self.facts = rows, facts
         self.n_runs, self.n_added, self._lock = 0, 0, ForkLock()
         self.wall, self.busy = zeros(n_nodes, np.int64, "profile"), np.zeros((n_nodes, n_threads), np.int64)
@@ -94,13 +95,15 @@ class Sheet:
 
 
 class Tracing:
-    """The thread pool's side of profiles.  watchers: the open ones; sheets: {(id of rows, nodes i, j): Sheet}"""
+    """The thread pool's side of profiles.  watchers: the open ones; trace_buffers: {(id of rows, nodes i, j):
+    TraceBuffer}
+    """
 
     def __init__(self, words, at, walk):
         """words[at:at + 2]: where the jitted code finds the bytes of a thread's part of a page, and the address of the
         walk that fills it (a Native, compiled when first watched)."""
         self._words, self._fixed_place, self._walk = memoryview(words), at, walk
-        self.watchers, self.sheets, self._last, self._spare = [], {}, None, []
+        self.watchers, self.trace_buffers, self._last, self._spare = [], {}, None, []
 
     def watch(self, profile):
         self._words[self._fixed_place + 1] = self._walk.address
@@ -109,23 +112,26 @@ class Tracing:
     def leave(self, profile):
         self.watchers = [p for p in self.watchers if p is not profile]
         if not self.watchers:
-            self._spare = [s.ticks for s in self.sheets.values()][:MAX_SPARE] or self._spare
-            self.sheets, self._last = {}, None
+            self._spare = [s.ticks for s in self.trace_buffers.values()][:MAX_SPARE] or self._spare
+            self.trace_buffers, self._last = {}, None
 
-    def sheet(self, plan, i, j):
-        """The Sheet of a plan's nodes i..j-1 with a page free for the run that comes next; None: no profile is open."""
+    def trace_buffer(self, plan, i, j):
+        """The TraceBuffer of a plan's nodes i..j-1 with a page free for the run that comes next; None: no profile is
+        open.
+        """
         watchers = self.watchers                # another thread may close its profile while this one gets here
         if not watchers:
             return None
-        sheet = self.sheets.get((id(plan.rows), i, j)) or self._new(plan, i, j, watchers[0].facts)
-        if sheet is not self._last:             # the words first: a signal may come in between
-            self._words[self._fixed_place], self._last = sheet.thread_nbytes, sheet
-        if sheet.n_runs == sheet.turn_at:
-            sheet.turn()
-        return sheet
+        trace_buffer = self.trace_buffers.get((id(plan.rows), i, j)) or self._new(plan, i, j, watchers[0].facts)
+        if trace_buffer is not self._last:      # the words first: a signal may come in between
+            self._words[self._fixed_place], self._last = trace_buffer.thread_nbytes, trace_buffer
+        if trace_buffer.n_runs == trace_buffer.turn_at:
+            trace_buffer.turn()
+        return trace_buffer
 
     def _new(self, plan, i, j, facts_of):
         facts = facts_of(plan, i, j)
         memory = self._spare.pop() if self._spare else None
-        sheet = self.sheets[id(plan.rows), i, j] = Sheet(plan.rows, facts, plan.n_threads, j - i, memory)
-        return sheet
+        trace_buffer = self.trace_buffers[id(plan.rows), i, j] = TraceBuffer(plan.rows, facts, plan.n_threads, j - i,
+                                                                             memory)
+        return trace_buffer

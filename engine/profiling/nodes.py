@@ -1,8 +1,8 @@
 """The nodes of a plan as a profile sees them, and what it measured of them.
 
     PlanFacts(plan, i, j)       names, kernels, bytes and operations of nodes i..j-1, without keeping their tensors
-    Record(sheet, before)       the runs of these nodes while one profile was open: sums of clock ticks, the last runs
-    record.rows(hz)             a NodeTime per node
+    Record(trace_buffer, before)       the runs of these nodes while one profile was open: sums of clock ticks, the last
+    runs record.rows(hz)             a NodeTime per node
 """
 import dataclasses
 
@@ -145,15 +145,15 @@ class Record:
     and end in the last runs, 0 where a thread skipped the node.
     """
 
-    def __init__(self, sheet, before=None):
-        """before: the sheet's sums when the profile was opened."""
-        self.facts, self.nodes = sheet.facts, sheet.facts.nodes
-        self.backend, self.n_threads, self.title = sheet.facts.backend, sheet.facts.n_threads, sheet.facts.title
+    def __init__(self, trace_buffer, before=None):
+        """before: the trace_buffer's sums when the profile was opened."""
+        self.facts, self.nodes = trace_buffer.facts, trace_buffer.facts.nodes
+        self.backend, self.n_threads, self.title = trace_buffer.facts.backend, trace_buffer.facts.n_threads, trace_buffer.facts.title
         n0, wall, busy = before or (0, 0, 0)
-        n, self.wall, self.busy = sheet.sums()
+        n, self.wall, self.busy = trace_buffer.sums()
         self.n_runs = n - n0
         self.wall, self.busy = self.wall - wall, self.busy - busy
-        self.ticks = sheet.kept(n0)
+        self.ticks = trace_buffer.kept(n0)
 
     def seconds(self, hz):
         """Mean of a run per node."""

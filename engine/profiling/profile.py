@@ -61,7 +61,7 @@ class Profile(HtmlRepr):
             raise GgjitError("this profile is open already; make another with gg.profile()")
         tracing = the_pool().tracing
         self._open, self._start = True, (clock(), time.perf_counter_ns())
-        self._before = {s: s.sums() for s in tracing.sheets.values()}       # of profiles around this one
+        self._before = {s: s.sums() for s in tracing.trace_buffers.values()}  # of profiles around this one
         tracing.watch(self)
         return self
 
@@ -86,7 +86,7 @@ class Profile(HtmlRepr):
         """A Record per plan that ran (engine/profiling/nodes.py), in the order of their first runs."""
         if not self._open:
             return self._closed
-        found = [Record(s, self._before.get(s)) for s in list(the_pool().tracing.sheets.values())]
+        found = [Record(s, self._before.get(s)) for s in list(the_pool().tracing.trace_buffers.values())]
         return self._closed + [r for r in found if r.n_runs]
 
     @property

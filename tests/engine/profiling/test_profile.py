@@ -132,7 +132,7 @@ def test_a_profile_that_another_thread_closes_as_a_run_begins():
     tracing, plan = the_pool().tracing, planned()
     with gg.profile():
         pass
-    assert tracing.sheet(plan, 0, len(plan.parts)) is None and not tracing.sheets
+    assert tracing.trace_buffer(plan, 0, len(plan.parts)) is None and not tracing.trace_buffers
 
 
 def test_a_schedulers_splits_are_seen():
