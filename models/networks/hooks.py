@@ -66,7 +66,7 @@ class Wanted(NamedTuple):
 
 
 class Hooks:
-    """The sessions of a network: `Keeping` and `Replacing`, in the order in which they began."""
+    """The sessions of a network: `CaptureSession` and `PatchSession`, in the order in which they began."""
 
     def __init__(self):
         self.sessions, self.wanted = [], None
@@ -100,7 +100,7 @@ class Hooks:
 
     def _gather(self):
         both = [frozenset().union(*(s.names for s in self.sessions if isinstance(s, kind)))
-                for kind in (Keeping, Replacing)]
+                for kind in (CaptureSession, PatchSession)]
         self.wanted = Wanted(*both, all(s.flash for s in self.sessions)) if self.sessions else None
 
 
@@ -217,7 +217,7 @@ class HookedPlan:
             self._plan.compute(lambda t: self._replace(t, sessions))
         finally:
             self._hooks.running = 0
-        self._keep([s for s in sessions if isinstance(s, Keeping)])
+        self._keep([s for s in sessions if isinstance(s, CaptureSession)])
 
     def _columns(self, name):
         """(first position, columns of the key axis from it on) of a tensor that looks at keys.
@@ -244,7 +244,7 @@ class HookedPlan:
         whole = placed.numpy()
         x = before = self._by_position(name, whole)
         for s in sessions:
-            if isinstance(s, Replacing) and name in s.names:
+            if isinstance(s, PatchSession) and name in s.names:
                 x = s.replaced(name, x)
         if x is not before:
             axis = self._specs[name].key_axis
@@ -431,7 +431,7 @@ def too_large(names, nbytes):
 
 
 # ---------------------------------------------------------------- sessions
-class Keeping:
+class CaptureSession:
     """Keeps the values of tensors.  Errors of a run leave what was kept before it."""
 
     def __init__(self, specs, rows, flash):
@@ -447,7 +447,7 @@ class Keeping:
         self.tokens.extend(() if tokens is None else tokens.tolist())
 
 
-class Replacing:
+class PatchSession:
     """Replaces the values of tensors.  given: {name: [function or value]}, in the order of the patterns."""
 
     def __init__(self, given, flash):

@@ -23,10 +23,10 @@ from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import BrokenValues, integer
 from ggjit.models.networks.hooks import (
     CalledPlan,
+    CaptureSession,
     CutPlan,
     HookedPlan,
-    Keeping,
-    Replacing,
+    PatchSession,
     TensorSpec,
     TokenRows,
     Wanted,
@@ -206,7 +206,7 @@ class Inside:
         return Capturing(self, self._matched(patterns), out)
 
     def _keeping(self, specs, n_expected, n_keys, out):
-        """A Keeping for those tensors.  n_expected: tokens, n_keys: cache rows, where they are known."""
+        """A CaptureSession for those tensors.  n_expected: tokens, n_keys: cache rows, where they are known."""
         n_most = n_keys or self.n_ctx
         nbytes = sum((n_expected or 1) * spec.row_nbytes(n_most if n_expected else 1) for spec in specs.values())
         to_file = out is None and nbytes > available_nbytes()
@@ -220,7 +220,7 @@ class Inside:
             for made in rows.values():
                 made.discard()
             raise
-        keeping = Keeping(specs, rows, not self._hooks.without_flash & specs.keys())
+        keeping = CaptureSession(specs, rows, not self._hooks.without_flash & specs.keys())
         keeping.n_batch = max(1, KEPT_NBYTES // max(1, sum(spec.row_nbytes(n_most) for spec in specs.values())))
         return keeping
 
@@ -250,7 +250,7 @@ class Inside:
                 given.setdefault(name, []).append(change)
         if not given:
             raise ParamError("patch was given nothing to change; m.names() lists what there is")
-        return self._during(Replacing(given, not self._hooks.without_flash & given.keys()))
+        return self._during(PatchSession(given, not self._hooks.without_flash & given.keys()))
 
     @contextlib.contextmanager
     def _during(self, session):
@@ -276,7 +276,7 @@ class Inside:
             return
         hooks = self._hooks
         hooks.n_batch = hooks.n_batch or self.n_batch
-        self.n_batch = min([hooks.n_batch, *(s.n_batch for s in hooks.sessions if isinstance(s, Keeping))])
+        self.n_batch = min([hooks.n_batch, *(s.n_batch for s in hooks.sessions if isinstance(s, CaptureSession))])
         if not hooks.sessions:
             hooks.n_batch = None
 
