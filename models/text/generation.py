@@ -17,7 +17,7 @@ class Generation:
 
     n_predict, stop: as in Answer.  ignore_eos: the vocabulary's ends of turn and document are never chosen.  grammar:
     GBNF text that the answer fits (models/text/gbnf.py); json_schema: a JSON Schema (models/text/json_schema.py).
-    grammar_triggers: texts, compiled patterns and ids; the grammar holds from the first of them on (Lazy in
+    grammar_triggers: texts, compiled patterns and ids; the grammar holds from the first of them on (LazyMatcher in
     models/text/grammar.py).
     cache_prompt, context_shift, n_keep: as in Decoder.generate.  sampling: llama.cpp's options, listed in
     models/text/sampling.py.

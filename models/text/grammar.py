@@ -313,7 +313,7 @@ def _token_id(tokenizer, text):
 
 
 def matcher(tokenizer, grammar=None, json_schema=None, triggers=None):
-    """The Matcher of a GBNF text or a JSON Schema; None if there is neither.  triggers: those of Lazy, or None.
+    """The Matcher of a GBNF text or a JSON Schema; None if there is neither.  triggers: those of LazyMatcher, or None.
 
     Errors: ParamError for both at once, or for what cannot be read.
     """
@@ -324,7 +324,7 @@ def matcher(tokenizer, grammar=None, json_schema=None, triggers=None):
     if grammar is not None and json_schema is not None:
         raise ParamError("grammar and json_schema are both given; a text fits one of them")
     found = Matcher(grammar_of(to_gbnf(json_schema) if grammar is None else grammar, tokenizer))
-    return found if triggers is None else Lazy(found, tokenizer, triggers)
+    return found if triggers is None else LazyMatcher(found, tokenizer, triggers)
 
 
 class Matcher:
@@ -333,7 +333,7 @@ class Matcher:
         m = Matcher(grammar_of('root ::= "yes" | "no"', tokenizer))
         logits[~m.mask()] = -inf
     """
-    waits = False                   # may everything come, as before the trigger of a Lazy one?
+    waits = False                   # may everything come, as before the trigger of a LazyMatcher one?
 
     def __init__(self, grammar):
         self.grammar = grammar
@@ -396,10 +396,10 @@ class Matcher:
         self._state, self._tail = state, tail
 
 
-class Lazy:
+class LazyMatcher:
     """A Matcher that lets everything pass until a trigger comes: a tool call after free text, say.
 
-        Lazy(matcher, tokenizer, ["<tool_call>", re.compile("(?:^|\\n)(\\{)"), 151657])
+        LazyMatcher(matcher, tokenizer, ["<tool_call>", re.compile("(?:^|\\n)(\\{)"), 151657])
 
     triggers: texts, compiled patterns and ids.  The grammar holds from the beginning of the trigger on: it matches the
     text, what the first group of the pattern matches (without groups, the pattern) or the token, and all that follows.
@@ -426,7 +426,7 @@ class Lazy:
         self._text, self.waits = b"", True      # what came before the trigger; has none come yet?
 
     def copy(self):
-        new = object.__new__(Lazy)
+        new = object.__new__(LazyMatcher)
         new.__dict__.update(self.__dict__, matcher=self.matcher.copy())
         return new
 

@@ -64,7 +64,7 @@ _WITH_CASE = (
 
 
 @dataclass(frozen=True)
-class Pre:
+class PreTokenizer:
     """`ignore_merges`: a whole word that is a token is taken without merging; `add_bos`: if the file does not say.
     `raw`: characters are themselves, not GPT-2's stand-ins for bytes, and what is no token becomes "<0x0A>" tokens;
     `escape`: a space is "▁", as in SentencePiece; `lines`: line ends that are a token together are not merged."""
@@ -77,49 +77,50 @@ class Pre:
 
 
 _FAMILIES = [
-    ("default", Pre((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
+    ("default", PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
     ("gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code gigachat roberta-bpe mpt olmo jais "
-     "trillion granite-docling a.x-4.0 mellum modern-bert exaone4", Pre((GPT2,))),
+     "trillion granite-docling a.x-4.0 mellum modern-bert exaone4", PreTokenizer((GPT2,))),
     ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
-     Pre((LLAMA3,), ignore_merges=True, add_bos=True)),
-    ("dbrx smaug-bpe chatglm-bpe glm4", Pre((LLAMA3,))),
-    ("qwen2 deepseek-r1-qwen stablelm2 megrez kormo f2llmv2 hunyuan solar-open grok-2", Pre((QWEN2,))),
-    ("qwen35", Pre((_plain(r"\p{N}", letters=r"[\p{L}\p{M}]", marks=r"\p{M}"),))),
-    ("ufakzeka", Pre((_plain(r"\p{N}", before=""),))),
-    ("laguna", Pre((_LINES, QWEN2))),
-    ("minicpm5", Pre((r"\p{N}{1,3}", _plain(r"\p{N}+")), ignore_merges=True)),
-    ("seed-coder", Pre((_plain(r"\p{N}", ends=""),))),
-    ("bailingmoe bailingmoe2 llada-moe", Pre((_plain(r"\p{N}", spaces=r"|\s*[\r\n]|\s+(?!\S)|\s+"),))),
-    ("exaone-moe", Pre((_plain(r"\p{N}", letters=r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)", ends=r"[\r\n/]?",
-                               spaces=r"|\s*[\r\n]|\s+(?!\S)|\s+"),))),
-    ("jais-2", Pre((_plain(r"\p{N}{1,3}", spaces=r"|\s*[\r\n]+" + "".join(
+     PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True)),
+    ("dbrx smaug-bpe chatglm-bpe glm4", PreTokenizer((LLAMA3,))),
+    ("qwen2 deepseek-r1-qwen stablelm2 megrez kormo f2llmv2 hunyuan solar-open grok-2", PreTokenizer((QWEN2,))),
+    ("qwen35", PreTokenizer((_plain(r"\p{N}", letters=r"[\p{L}\p{M}]", marks=r"\p{M}"),))),
+    ("ufakzeka", PreTokenizer((_plain(r"\p{N}", before=""),))),
+    ("laguna", PreTokenizer((_LINES, QWEN2))),
+    ("minicpm5", PreTokenizer((r"\p{N}{1,3}", _plain(r"\p{N}+")), ignore_merges=True)),
+    ("seed-coder", PreTokenizer((_plain(r"\p{N}", ends=""),))),
+    ("bailingmoe bailingmoe2 llada-moe", PreTokenizer((_plain(r"\p{N}", spaces=r"|\s*[\r\n]|\s+(?!\S)|\s+"),))),
+    ("exaone-moe", PreTokenizer((_plain(r"\p{N}", letters=r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)", ends=r"[\r\n/]?",
+                                        spaces=r"|\s*[\r\n]|\s+(?!\S)|\s+"),))),
+    ("jais-2", PreTokenizer((_plain(r"\p{N}{1,3}", spaces=r"|\s*[\r\n]+" + "".join(
         rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")) + r"|\s{1}"),))),
-    ("tekken", Pre((_cased(r"\p{N}", contractions=""),), ignore_merges=True, add_bos=True)),
-    ("gpt-4o llama4 kanana2 talkie minimax-m2", Pre((_cased(r"\p{N}{1,3}"),))),
-    ("granite-embed-multi-97m", Pre((_cased(r"\p{N}{1,3}", letters=r"\p{L}\p{M}"),), ignore_merges=True)),
-    ("youtu", Pre(("[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+",
-                   rf"{_LEAD}[\p{{L}}\p{{M}}]+{_CONTRACTIONS}?|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*" + _SPACES),
-                  ignore_merges=True)),
-    ("kimi-k2", Pre((_KIMI,))),
-    ("tiny_aya cohere2moe", Pre((*_DIGITS, rf"{_LEAD}[\p{{L}}\p{{M}}]+{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
-                                 r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES))),
-    ("afmoe", Pre((*_DIGITS, _EAST_ASIAN, _DEEPSEEK3 + r"[\r\n]*" + _SPACES))),
-    ("superbpe", Pre((r"\p{N}+", r"(?<![0-9])[0-9]{1,2}\K(?=(?:[0-9]{3})++(?![0-9]))", "[0-9]{3}"))),
-    ("bloom gpt3-finnish poro-chat", Pre((_BLOOM,))),
-    ("viking", Pre((_BLOOM, r"\p{N}"))),
-    ("chameleon", Pre(("<sentinel:[0-9]+>", "(?:IMGIMG)[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}",
-                       r"[\p{P}!-/:-@\[-`{-~]", GPT2), add_bos=True)),
-    ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", Pre((r"\p{N}", GPT2))),
-    ("falcon", Pre((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"))),
-    ("deepseek-llm", Pre(("[\r\n]", rf"\s?[{_WITH_CASE}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3001-。]+",
-                          r"(?<!\s)\s++\z", _CJK, r"\p{N}+"))),
-    ("deepseek-coder", Pre(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"))),
+    ("tekken", PreTokenizer((_cased(r"\p{N}", contractions=""),), ignore_merges=True, add_bos=True)),
+    ("gpt-4o llama4 kanana2 talkie minimax-m2", PreTokenizer((_cased(r"\p{N}{1,3}"),))),
+    ("granite-embed-multi-97m", PreTokenizer((_cased(r"\p{N}{1,3}", letters=r"\p{L}\p{M}"),), ignore_merges=True)),
+    ("youtu", PreTokenizer(("[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+",
+                            rf"{_LEAD}[\p{{L}}\p{{M}}]+{_CONTRACTIONS}?|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*" +
+                            _SPACES),
+                           ignore_merges=True)),
+    ("kimi-k2", PreTokenizer((_KIMI,))),
+    ("tiny_aya cohere2moe", PreTokenizer((*_DIGITS, rf"{_LEAD}[\p{{L}}\p{{M}}]+{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
+                                          r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES))),
+    ("afmoe", PreTokenizer((*_DIGITS, _EAST_ASIAN, _DEEPSEEK3 + r"[\r\n]*" + _SPACES))),
+    ("superbpe", PreTokenizer((r"\p{N}+", r"(?<![0-9])[0-9]{1,2}\K(?=(?:[0-9]{3})++(?![0-9]))", "[0-9]{3}"))),
+    ("bloom gpt3-finnish poro-chat", PreTokenizer((_BLOOM,))),
+    ("viking", PreTokenizer((_BLOOM, r"\p{N}"))),
+    ("chameleon", PreTokenizer(("<sentinel:[0-9]+>", "(?:IMGIMG)[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}",
+                                r"[\p{P}!-/:-@\[-`{-~]", GPT2), add_bos=True)),
+    ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", PreTokenizer((r"\p{N}", GPT2))),
+    ("falcon", PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"))),
+    ("deepseek-llm", PreTokenizer(("[\r\n]", rf"\s?[{_WITH_CASE}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3001-。]+",
+                                   r"(?<!\s)\s++\z", _CJK, r"\p{N}+"))),
+    ("deepseek-coder", PreTokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"))),
     ("deepseek-v3 hunyuan-dense joyai-llm hy_v4",
-     Pre((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3 + r"[\r\n]*" + _SPACES))),
-    ("gemma4 granite-embed-multi-311m", Pre((_LINES,), add_bos=True, raw=True, escape=True, lines=True)),
-    ("sarvam-moe", Pre((_LINES,), raw=True, escape=True)),
-    ("whitespace", Pre((r"\S+",), raw=True)),
-    ("spark2_5", Pre((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3 + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"))),
+     PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3 + r"[\r\n]*" + _SPACES))),
+    ("gemma4 granite-embed-multi-311m", PreTokenizer((_LINES,), add_bos=True, raw=True, escape=True, lines=True)),
+    ("sarvam-moe", PreTokenizer((_LINES,), raw=True, escape=True)),
+    ("whitespace", PreTokenizer((r"\S+",), raw=True)),
+    ("spark2_5", PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3 + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"))),
 ]
 BY_NAME = {name: pre for names, pre in _FAMILIES for name in names.split()}
 
@@ -141,7 +142,7 @@ _UNICODE_16 = (
 
 
 def expressions(pre):
-    """The patterns of a Pre for an engine with a newer Unicode: \\p{L} is what Unicode 15.1 calls a letter."""
+    """The patterns of a PreTokenizer for an engine with a newer Unicode: \\p{L} is what Unicode 15.1 calls a letter."""
     pattern = re.compile(r"\\(p|P)\{([LMNPS])\}")
 
     def older(m):
@@ -150,7 +151,9 @@ def expressions(pre):
 
 
 def pre_tokenizer(name, path):
-    """The Pre of a file's `tokenizer.ggml.pre` value ("" is "default"); NotSupported for one we do not know."""
+    """The PreTokenizer of a file's `tokenizer.ggml.pre` value ("" is "default"); NotSupported for one we do not
+    know.
+    """
     if (name or "default") not in BY_NAME:
         raise NotSupported(f"{path}: tokenizer.ggml.pre is {name!r}{nearest(name, BY_NAME)}, a pre-tokenizer that is "
                            f"not known, so text cannot be turned into ids (known: {' '.join(sorted(BY_NAME))}); give "

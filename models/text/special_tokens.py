@@ -29,14 +29,14 @@ SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")      
 
 
 @dataclass(frozen=True)
-class Specials:
+class SpecialTokens:
     """types: (n_vocab,) as they count; stop_ids: frozenset of the ids that end a text."""
     types: np.ndarray
     stop_ids: frozenset
 
 
 def specials(types, vocab, roles):
-    """The Specials of a vocabulary: `types` of the file, `vocab` text -> id, `roles` role -> id or None."""
+    """The SpecialTokens of a vocabulary: `types` of the file, `vocab` text -> id, `roles` role -> id or None."""
     types = types.copy()
     named = {role: id for role, id in roles.items() if id is not None}
     for role, texts in MIDDLE_TEXTS.items():
@@ -55,7 +55,7 @@ def specials(types, vocab, roles):
     if {"<|tool_response>", "</s>"} <= ends.keys():
         types[ends["</s>"]] = NORMAL
         stops.discard(ends["</s>"])
-    return Specials(types, frozenset(stops))
+    return SpecialTokens(types, frozenset(stops))
 
 
 def space_stripping(pre, arch, model_name, vocab, special_ids):

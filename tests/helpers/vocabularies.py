@@ -184,7 +184,9 @@ def charsmap_bytes(mapping):
 
 
 def vocabularies(byte_merges, raw_merges, pres, alphabet):
-    """{name: arguments of `write`}: one per name of `pres` {name: Pre}, and one or more per kind of vocabulary."""
+    """{name: arguments of `write`}: one per name of `pres` {name: PreTokenizer}, and one or more per kind of
+    vocabulary.
+    """
     chars, of_bytes = raw(raw_merges), byte_level(byte_merges, alphabet)
     words = chars["tokens"][258:]
     spm = functools.partial(by_score, ["<unk>", "<s>", "</s>", *BYTES, "<tool>"],
