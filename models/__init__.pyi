@@ -217,7 +217,7 @@ class OwnWeights:
     def __init__(self, directory: _Path) -> None: ...
     def get(self, key: bytes, nbytes: int) -> npt.NDArray[np.uint8] | None: ...
 
-class _Sums:
+class _ImportanceSums:
     values: npt.NDArray[np.float32]
     counts: npt.NDArray[np.float32]
     plain: npt.NDArray[np.float32] | None
@@ -225,7 +225,7 @@ class _Sums:
     def importances(self) -> npt.NDArray[np.float32]: ...
 
 class _Imatrix:
-    sums: dict[str, _Sums]
+    sums: dict[str, _ImportanceSums]
     datasets: tuple[str, ...]
     n_chunks: int
     chunk_size: int

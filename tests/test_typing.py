@@ -81,7 +81,7 @@ def hidden():
     from ggjit.display.drawing import Drawing
     from ggjit.display.explorer import Explorer
     from ggjit.graphs.graph_plan import Plan
-    from ggjit.models.files.imatrix import Imatrix, Sums
+    from ggjit.models.files.imatrix import Imatrix, ImportanceSums
     from ggjit.models.networks.inside import Capturing
     from ggjit.models.networks.network import Network
     from ggjit.models.networks.pictures import AttentionMaps, HiddenStates, LogitLens
@@ -91,7 +91,7 @@ def hidden():
     from ggjit.profiling.nodes import NodeTime
     from ggjit.profiling.profile import Profile
     found = (MeasureReport, Drawing, Explorer, Generation, Generations, Imatrix, Network, Pareto, Plan, Pool, NodeTime,
-             Profile, Rematerialized, SileroVad, Sums, Capturing, AttentionMaps, HiddenStates, LogitLens)
+             Profile, Rematerialized, SileroVad, ImportanceSums, Capturing, AttentionMaps, HiddenStates, LogitLens)
     return {f"_{c.__name__}": c for c in found}
 
 

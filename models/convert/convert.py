@@ -221,7 +221,7 @@ def _numbers(folder, name, tensor):
 
 
 def _stacked(folder, config, target, members):
-    """(shape, [(name of the source, Made)]): one tensor, or those of an order, of which none is missing."""
+    """(shape, [(name of the source, ConvertedTensor)]): one tensor, or those of an order, of which none is missing."""
     if members[0][0].index is None:
         return members[0][0].shape, [(name, made) for made, name in members]
     members = sorted(((made, name) for made, name in members), key=lambda m: m[0].index)

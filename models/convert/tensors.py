@@ -7,7 +7,7 @@ at the mapped file (a slice, another order of axes), and the numbers are read in
     experts             one matrix each -> one tensor of all
     Gemma's norms       w -> w + 1;     Mamba's A_log -> -exp(A_log)
 
-A change is a function (Config, name, array) -> [Made].
+A change is a function (Config, name, array) -> [ConvertedTensor].
 """
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ STACKED = re.compile(r"(.*\.experts|.*\.[qk]_layernorm\.norms)\.(\d+)((?:\.\w+)?
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class ConvertedTensor:
     """A tensor of the new file, or one of those that are stacked.
 
     name: as the folder or GGUF has it.  views: arrays whose numbers in order are the tensor's.  values: function of
@@ -37,8 +37,8 @@ def same(name, x, values=None):
     """The tensor as it is; an expert, or the norm of one head, by its number."""
     one = STACKED.fullmatch(name)
     if one:
-        return [Made(one[1].removesuffix(".norms") + one[3], x.shape, (x,), values, int(one[2]))]
-    return [Made(name, x.shape, (x,), values)]
+        return [ConvertedTensor(one[1].removesuffix(".norms") + one[3], x.shape, (x,), values, int(one[2]))]
+    return [ConvertedTensor(name, x.shape, (x,), values)]
 
 
 def unchanged(c, name, x):
@@ -66,8 +66,8 @@ def by_groups(x, n_groups, sizes):
 
 
 def rows(name, x, view):
-    """Made of a view that orders the rows of x anew, or takes some of them."""
-    return Made(name, (view.size // max(1, x[:1].size), *x.shape[1:]), (view,))
+    """ConvertedTensor of a view that orders the rows of x anew, or takes some of them."""
+    return ConvertedTensor(name, (view.size // max(1, x[:1].size), *x.shape[1:]), (view,))
 
 
 def halves(x, axis):
@@ -91,7 +91,7 @@ def pairs_change(c, name, x):
     for part, names in (("q_proj", ("num_attention_heads",)), ("k_proj", ("num_key_value_heads",
                                                                           "num_attention_heads"))):
         if name.endswith((f"{part}.weight", f"{part}.bias")):
-            return [Made(name, x.shape, (paired(x, c[names]),))]
+            return [ConvertedTensor(name, x.shape, (paired(x, c[names]),))]
     return None
 
 
@@ -104,12 +104,12 @@ def gemma3n_change(c, name, x):
     """Matrices of the streams in one tensor; tokens without an embedding for every layer have zeros."""
     stream = re.fullmatch(r"(.*\.altup_(?:unembed_)?projections)\.(\d+)(\.weight)", name)
     if stream:
-        return [Made(stream[1] + stream[3], x.shape, (x,), None, int(stream[2]))]
+        return [ConvertedTensor(stream[1] + stream[3], x.shape, (x,), None, int(stream[2]))]
     if name.endswith("correct_output_scale"):
         return same(name + ".weight", x)
     if name.endswith("embed_tokens_per_layer.weight") and len(x) < c["vocab_size"]:
         missing = np.broadcast_to(x.dtype.type(0), (c["vocab_size"] - len(x), x.shape[1]))
-        return [Made(name, (c["vocab_size"], x.shape[1]), (x, missing))]
+        return [ConvertedTensor(name, (c["vocab_size"], x.shape[1]), (x, missing))]
     return None
 
 
@@ -136,7 +136,7 @@ def fused_qkv(c, name, x):
         return None
     n = c["num_attention_heads", "n_head"]
     views = by_groups(x, n, [x.shape[0] // n // 3] * 3)
-    return [Made(name, x.shape, tuple(views))]
+    return [ConvertedTensor(name, x.shape, tuple(views))]
 
 
 def falcon_heads_kv(c):
@@ -152,7 +152,7 @@ def falcon_qkv(c, name, x):
         return None
     n_kv = falcon_heads_kv(c)
     d = c["hidden_size"] // c["num_attention_heads", "n_head"]
-    return [Made(name, x.shape, tuple(by_groups(x, n_kv, [x.shape[0] // n_kv - 2 * d, d, d])))]
+    return [ConvertedTensor(name, x.shape, tuple(by_groups(x, n_kv, [x.shape[0] // n_kv - 2 * d, d, d])))]
 
 
 def internlm_qkv(c, name, x):
@@ -175,9 +175,10 @@ def ernie_fused(c, name, x):
     if "qkv_proj" in name:
         n, n_kv, d = c["num_attention_heads"], c["num_key_value_heads"], c.head_dim
         parts = np.split(x, [n * d, (n + n_kv) * d])
-        return [Made(name.replace("qkv_proj", f"{p}_proj"), v.shape, (v,)) for p, v in zip("qkv", parts, strict=True)]
+        return [ConvertedTensor(name.replace("qkv_proj", f"{p}_proj"), v.shape, (v,)) for p,
+                v in zip("qkv", parts, strict=True)]
     if "up_gate_proj" in name:
-        return [Made(name.replace("up_gate_proj", f"{p}_proj"), v.shape, (v,)) for p, v in zip(
+        return [ConvertedTensor(name.replace("up_gate_proj", f"{p}_proj"), v.shape, (v,)) for p, v in zip(
             ("gate", "up"), halves(x, -len(x.shape)), strict=True)]
     return None
 
@@ -188,7 +189,7 @@ def granite_experts(c, name, x):
         if name.endswith(part + ".weight"):
             suffix = kind if c.n_expert else ""
             layer = name.split(".")[2]
-            return [Made(f"blk.{layer}.ffn_{p}{suffix}.weight", v.shape, (v,)) for p, v in zip(
+            return [ConvertedTensor(f"blk.{layer}.ffn_{p}{suffix}.weight", v.shape, (v,)) for p, v in zip(
                 ("gate", "up"), halves(x, -2), strict=True)]
     if name.endswith("shared_mlp.output_linear.weight") and not c.n_expert:
         return same(f"blk.{name.split('.')[2]}.ffn_down.weight", x)
@@ -201,7 +202,7 @@ def fused_experts(c, name, x):
     if stem.endswith(".mlp.experts.down_proj"):
         return same(stem + ".weight", x)
     if stem.endswith(".mlp.experts.gate_up_proj"):
-        return [Made(stem.replace("gate_up_proj", f"{p}_proj.weight"), v.shape, (v,)) for p, v in zip(
+        return [ConvertedTensor(stem.replace("gate_up_proj", f"{p}_proj.weight"), v.shape, (v,)) for p, v in zip(
             ("gate", "up"), halves(x, -2), strict=True)]
     return None
 
@@ -216,7 +217,7 @@ def gpt_oss_change(c, name, x):
     suffix, x = (".bias", x) if bias else (".weight", x.swapaxes(-1, -2))
     if stem.endswith("down_proj"):
         return same(stem + suffix, x)
-    return [Made(stem.replace("gate_up_proj", f"{p}_proj") + suffix, v.shape, (v,)) for p, v in (
+    return [ConvertedTensor(stem.replace("gate_up_proj", f"{p}_proj") + suffix, v.shape, (v,)) for p, v in (
         ("gate", x[:, ::2]), ("up", x[:, 1::2]))]
 
 
@@ -228,7 +229,8 @@ def latent_change(c, name, x):
         return None
     k, v = by_groups(x, c["num_attention_heads"], [c["qk_nope_head_dim"], c["v_head_dim"]])
     k = k.swapaxes(1, 2)
-    return [Made(name.replace("kv_b_proj", p), view.shape, (view,)) for p, view in (("k_b_proj", k), ("v_b_proj", v))]
+    return [ConvertedTensor(name.replace("kv_b_proj", p), view.shape, (view,)) for p,
+            view in (("k_b_proj", k), ("v_b_proj", v))]
 
 
 # ---------------------------------------------------------------- recurrent layers
@@ -268,7 +270,7 @@ def qwen3next_change(c, name, x):
     d_k, d_v = c["linear_key_head_dim"], n_v // n_k * c["linear_value_head_dim"]
     q, k, v, z = by_groups(x, n_k, [d_k, d_k, d_v, d_v])
     layer = f"blk.{name.split('.')[2]}."
-    return [Made(layer + "attn_qkv.weight", (n_k * (2 * d_k + d_v), x.shape[1]), (q, k, v)),
+    return [ConvertedTensor(layer + "attn_qkv.weight", (n_k * (2 * d_k + d_v), x.shape[1]), (q, k, v)),
             rows(layer + "attn_gate.weight", x, z)]
 
 
@@ -287,10 +289,10 @@ def rwkv7_change(c, name, x):
     number = layer.rpartition(".")[2]
     if part.startswith("x_"):
         if part == "x_x":
-            return [Made(f"blk.{number}.time_mix_lerp_fused.weight", (len(RWKV_MIXED), 1, 1, x.shape[-1]),
-                         (x.reshape(len(RWKV_MIXED), -1),))]
-        return [Made(f"blk.{number}.time_mix_lerp_fused.weight", (1, 1, x.shape[-1]), (x.reshape(1, 1, -1),),
-                     index=RWKV_MIXED.index(part[2]))]
+            return [ConvertedTensor(f"blk.{number}.time_mix_lerp_fused.weight", (len(RWKV_MIXED), 1, 1, x.shape[-1]),
+                                    (x.reshape(len(RWKV_MIXED), -1),))]
+        return [ConvertedTensor(f"blk.{number}.time_mix_lerp_fused.weight", (1, 1, x.shape[-1]), (x.reshape(1, 1, -1),),
+                                index=RWKV_MIXED.index(part[2]))]
     if part[:2] in ("v0", "v1", "v2") and number == "0":
         return []                       # not used there
     x = x.reshape([n for n in x.shape if n > 1] or [1])
@@ -310,7 +312,7 @@ def gated_layers(c, name, x):
     for old, order in (("mlp.gated_layers", ("gate", "up")), ("mlp.up_gated_layer", ("up", "gate"))):
         if name.endswith(old + ".weight"):
             layer = name.split(".layer.")[1].split(".")[0]
-            return [Made(f"blk.{layer}.ffn_{p}.weight", v.shape, (v,)) for p, v in zip(order, halves(x, -2),
+            return [ConvertedTensor(f"blk.{layer}.ffn_{p}.weight", v.shape, (v,)) for p, v in zip(order, halves(x, -2),
                                                                                       strict=True)]
     return None
 

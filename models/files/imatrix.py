@@ -25,7 +25,7 @@ MAX_ENTRIES = 1 << 16
 
 
 @dataclasses.dataclass
-class Sums:
+class ImportanceSums:
     """values (n_matrices, n_columns) and counts (n_matrices,), float32; counts: rows that were summed.
 
     plain: sums of x instead of x^2, of the shape of values, where a file has them.
@@ -108,7 +108,7 @@ def _from_gguf(path):
         if not counts.size or values.size % counts.size:
             raise BadFile(f"{path}: {name!r} has {values.size} sums and {counts.size} counts; make the imatrix again")
         values = values.reshape(counts.size, -1).copy()
-        sums[name] = Sums(values, counts.copy(), _plain_sums(file, name, values.shape))
+        sums[name] = ImportanceSums(values, counts.copy(), _plain_sums(file, name, values.shape))
     return Imatrix(sums, tuple(file.get("imatrix.datasets", (), StringArray)), file.get("imatrix.chunk_count", 0, int),
                    file.get("imatrix.chunk_size", 0, int), path)
 
@@ -150,7 +150,7 @@ def _from_dat(path):
         values = np.frombuffer(take(4 * n_values, name), "<f4").reshape(1, -1)
         if not n_values:
             raise BadFile(f"{path}: {name!r} has no values; make the imatrix again")
-        sums[name] = Sums(values, np.array([max(n_calls, 1)], np.float32))
+        sums[name] = ImportanceSums(values, np.array([max(n_calls, 1)], np.float32))
     if pos + 8 > len(data):             # files of old versions end here
         return Imatrix(sums, path=path)
     n_chunks = number("the number of chunks")

@@ -22,7 +22,7 @@ import numpy as np
 from ggjit.core.arguments import typed_call
 from ggjit.display.progress import bar
 from ggjit.models.core.checks import integer
-from ggjit.models.files.imatrix import Imatrix, Sums
+from ggjit.models.files.imatrix import Imatrix, ImportanceSums
 from ggjit.models.files.save import CannotWrite, refuse_existing
 from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError, TypeMismatch
@@ -253,7 +253,7 @@ def measure_imatrix(m, data, n_ctx=N_CTX, n_chunks=None, output=False, dataset="
             step()
     if not seen.sums:
         raise NotSupported(f"{m.file.path}: no matrix of a layer is multiplied with the tokens one by one")
-    sums = {name: Sums(values.astype(np.float32), counts.astype(np.float32))
+    sums = {name: ImportanceSums(values.astype(np.float32), counts.astype(np.float32))
             for name, (values, counts) in seen.sums.items()}
     return Imatrix(sums, (dataset,) if dataset else (), len(chunks), n_ctx)
 

@@ -16,7 +16,7 @@ import ggjit as gg
 from ggjit.models import edit_gguf, load_gguf, load_imatrix, load_model, quantize_gguf, save_gguf
 from ggjit.models.files import rewrite
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.models.files.imatrix import Imatrix, Sums
+from ggjit.models.files.imatrix import Imatrix, ImportanceSums
 from ggjit.models.files.save import CannotWrite
 
 IDS = [1, 5, 9, 2, 7]
@@ -33,7 +33,8 @@ def importances(path, seed=3):
     for name, info in GGUFFile(path).tensors.items():
         if len(info.ne) > 1 and name.startswith("blk."):
             n = info.ne[2] if len(info.ne) > 2 else 1
-            sums[name] = Sums(rng.random((n, info.ne[0]), np.float32) + np.float32(0.1), np.full(n, 2, np.float32))
+            sums[name] = ImportanceSums(rng.random((n, info.ne[0]), np.float32) + np.float32(0.1),
+                                        np.full(n, 2, np.float32))
     return Imatrix(sums, ("a text",), 4, 64, "some.gguf")
 
 
@@ -139,12 +140,14 @@ def test_types_that_need_importances(tmp_path):
         "general.architecture": "llama", "llama.block_count": 1, "llama.attention.head_count": 4})
     with pytest.raises(gg.ModelError, match="'blk.0.ffn_up.weight' would be IQ2_XS without an importance matrix"):
         quantize_gguf(tmp_path / "m.gguf", tmp_path / "q.gguf", "IQ2_XS")
-    other = Imatrix({"blk.7.ffn_up.weight": Sums(np.ones((1, 256), np.float32), np.ones(1, np.float32))}, path="x.gguf")
+    other = Imatrix({"blk.7.ffn_up.weight": ImportanceSums(np.ones((1, 256), np.float32), np.ones(1, np.float32))},
+                    path="x.gguf")
     with pytest.raises(gg.ModelError, match="x.gguf has none for it"):
         quantize_gguf(tmp_path / "m.gguf", tmp_path / "q.gguf", "IQ2_XS", other)
     with pytest.raises(gg.ModelError, match="x.gguf: has importances for none of the 2 matrices"):
         quantize_gguf(tmp_path / "m.gguf", tmp_path / "q.gguf", "Q4_0", other)
-    wrong = Imatrix({"blk.0.ffn_up.weight": Sums(np.ones((1, 64), np.float32), np.ones(1, np.float32))}, path="x.gguf")
+    wrong = Imatrix({"blk.0.ffn_up.weight": ImportanceSums(np.ones((1, 64), np.float32), np.ones(1, np.float32))},
+                    path="x.gguf")
     with pytest.raises(gg.ModelError, match="64 importances of 'blk.0.ffn_up.weight', .* needs 256; .* another model"):
         quantize_gguf(tmp_path / "m.gguf", tmp_path / "q.gguf", "Q4_0", wrong)
     assert left(tmp_path) == ["m.gguf"]
@@ -407,7 +410,7 @@ def test_files_of_importances(tiny, tmp_path):
     assert (old.datasets, old.n_chunks) == (("text",), 3)
     (tmp_path / "im.dat").write_bytes(dat([("a", 1, [1])], b""))
     assert load_imatrix(tmp_path / "im.dat").n_chunks == 0
-    experts = Sums(np.float32([[4, 8], [1, 1]]), np.float32([2, 0]))
+    experts = ImportanceSums(np.float32([[4, 8], [1, 1]]), np.float32([2, 0]))
     assert experts.importances.tolist() == [2, 4, 1, 1]
 
 
