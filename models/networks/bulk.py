@@ -28,7 +28,7 @@ PARTS_AHEAD = 2                 # parts that a worker has waiting: it never runs
 MAX_PART = 1 << 16
 
 
-class Vectors:
+class EmbeddingResults:
     """Embeddings of a part, kept as an array."""
     name, suffix = "embed_texts", ".npy"
 
@@ -45,7 +45,7 @@ class Vectors:
         return np.load(path)
 
 
-class Continued:
+class GeneratedTexts:
     """What continues the texts of a part, kept as JSON."""
     name, suffix = "generate_texts", ".json"
 
@@ -77,7 +77,7 @@ def embed_texts(model, texts, cluster=None, keep=None, n_part=N_PART, progress=N
     progress(n): called with the texts that are done since the last call.
     Errors: TypeMismatch, ParamError, those of load_model; ModelError where a worker has another file under that path.
     """
-    out = _in_parts(Vectors, model, texts, cluster, keep, n_part, progress, {}, {})
+    out = _in_parts(EmbeddingResults, model, texts, cluster, keep, n_part, progress, {}, {})
     return np.concatenate(out) if out else np.empty((0, _dimension(model)), np.float32)
 
 
@@ -93,7 +93,7 @@ def generate_texts(model, texts, cluster=None, keep=None, n_part=N_PART, progres
     stop ...).  Who computes a part makes no difference.  The other arguments and errors: as in embed_texts; those of
     `m.generate`.
     """
-    out = _in_parts(Continued, model, texts, cluster, keep, n_part, progress, load or {}, options)
+    out = _in_parts(GeneratedTexts, model, texts, cluster, keep, n_part, progress, load or {}, options)
     return [text for part in out for text in part]
 
 
@@ -106,14 +106,14 @@ def _in_parts(task, model, texts, cluster, keep, n_part, progress, load, options
     if cluster is not None and client is None:
         raise ParamError(f"{cluster!r} has no Dask scheduler to give parts to its workers; use gg.cluster.local(), or "
                          f"connect to a scheduler")
-    if model is None and task is Continued:
+    if model is None and task is GeneratedTexts:
         model = EMBEDDED
     if not isinstance(model, str | os.PathLike):
         raise TypeMismatch(f"{task.name} takes the path of a GGUF file, got {model!r}")
     path = os.path.abspath(model)
-    job = Job(task, path, _stamp(path), load, options)
+    job = BulkTask(task, path, _stamp(path), load, options)
     parts = [list(texts[at:at + n_part]) for at in range(0, len(texts), n_part)]
-    kept = _Kept(keep, task, [job.stamp, n_part, *texts] if task is Vectors else
+    kept = _Kept(keep, task, [job.stamp, n_part, *texts] if task is EmbeddingResults else
                  [task.name, job.stamp, n_part, sorted(load.items()), sorted(options.items()), *texts])
     todo = [k for k in range(len(parts)) if not kept.has(k)]
     advance = progress or (lambda n: None)
@@ -125,7 +125,7 @@ def _in_parts(task, model, texts, cluster, keep, n_part, progress, load, options
 
 
 @dataclasses.dataclass
-class Job:
+class BulkTask:
     """What is done with each part, as it goes to a worker."""
     task: type
     path: str
@@ -257,7 +257,7 @@ def drop_kept(keep):
     for folder in pathlib.Path(keep).iterdir() if os.path.isdir(keep) else ():
         if folder.is_dir():
             for file in folder.iterdir():
-                if file.suffix in (Vectors.suffix, Continued.suffix) and file.stem.isdigit():
+                if file.suffix in (EmbeddingResults.suffix, GeneratedTexts.suffix) and file.stem.isdigit():
                     file.unlink()
             with contextlib.suppress(OSError):
                 folder.rmdir()

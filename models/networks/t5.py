@@ -136,10 +136,10 @@ class T5(Decoder):
         if is_many(prompt):
             raise ParamError(f"{self.file.arch} models write one text at a time; call generate for each of the "
                              f"{len(prompt)} prompts")
-        return Answering(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
+        return T5Generation(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
 
 
-class Answering(Generation):
+class T5Generation(Generation):
     """A Generation that begins with the decoder's start token, about a text that is encoded where it was not last."""
 
     def __init__(self, model, prompt, n_predict, stop, ignore_eos, **options):

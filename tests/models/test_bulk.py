@@ -89,7 +89,7 @@ def test_a_stopped_run_goes_on(path, want, cluster, tmp_path, monkeypatch):
 def test_a_worker_with_another_file_says_so(path):
     for name, match in ((path, "another file under this path"), (path + ".gone", "cannot read it")):
         with pytest.raises(gg.ModelError, match=match):
-            bulk.done_part(bulk.Job(bulk.Vectors, name, "1-ab", {}, {}), ["the dog"])
+            bulk.done_part(bulk.BulkTask(bulk.EmbeddingResults, name, "1-ab", {}, {}), ["the dog"])
 
 
 def test_a_file_is_known_by_all_its_bytes(tmp_path):
