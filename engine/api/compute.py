@@ -9,7 +9,7 @@ from ggjit.core.run_lock import refuse_nesting
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.graph_plan import Plan
-from ggjit.graphs.results import LeftOver, mark_last
+from ggjit.graphs.results import RunResults, mark_last
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.shape import describe, is_contiguous
@@ -66,12 +66,12 @@ def _run(backend, graph, outputs):
         plan = backend.graph_plan_create(graph)
     if isinstance(plan, Plan):
         plan.compute()
-        return LeftOver.of(plan), plan.numpy
+        return RunResults.of(plan), plan.numpy
     if isinstance(plan, ScheduledPlan):                 # its memory is the scheduler's: results are kept as copies
         plan.compute()
         copies = [(t, plan.numpy(t)) for t in outputs]
-        return LeftOver({t.id: (ArrayBuffer(HOST, a.copy()), 0) for t, a in copies
-                         if t.type.dtype is not None and is_contiguous(t)}), plan.numpy
+        return RunResults({t.id: (ArrayBuffer(HOST, a.copy()), 0) for t, a in copies
+                           if t.type.dtype is not None and is_contiguous(t)}), plan.numpy
     if plan is None:
         backend.graph_compute(graph)
     else:
@@ -80,4 +80,4 @@ def _run(backend, graph, outputs):
         finally:
             backend.graph_plan_free(plan)
     backend.synchronize()
-    return LeftOver.of_graph(graph), Tensor.numpy
+    return RunResults.of_graph(graph), Tensor.numpy

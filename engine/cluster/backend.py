@@ -11,7 +11,7 @@ from ggjit.core.backend import Backend
 from ggjit.core.table import TABLE
 from ggjit.core.versions import VERSIONS, written
 from ggjit.cpu.device import CPU
-from ggjit.graphs.results import LeftOver, mark_last
+from ggjit.graphs.results import RunResults, mark_last
 from ggjit.ops.core.errors import NotSupported, StaleHandle
 from ggjit.ops.core.record import T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
@@ -24,7 +24,7 @@ class RemoteEvent:
     stream = answer = None
 
 
-class Left(LeftOver):
+class RemoteRunResults(RunResults):
     """What the runs of a graph left in memory; other graphs may compute there as well."""
     answer = None
 
@@ -43,7 +43,7 @@ class Left(LeftOver):
         return None
 
 
-class Work:
+class RemoteGraph:
     """A graph as a device runs it: rows, up to date with where its tensors lie.
 
     wanted: {(GET or PUSH, arena, offset, bytes) read or copied elsewhere after the last run: was it after this one?}
@@ -53,7 +53,7 @@ class Work:
         self.device, self.graph = device, graph._for_plan()
         self._encoded = Encoded(graph, functools.partial(_where, placement), self._arena_of)
         self.names, self.wanted, self.answer = self._encoded.names, {}, None
-        self.left = None if graph.placed or placement is None else Left.of_graph(graph)
+        self.left = None if graph.placed or placement is None else RemoteRunResults.of_graph(graph)
         leaves = {x.id for t in graph.nodes if not graph.placed and t.op not in VIEW_OPS for x in written(t)}
         self.written_ids = np.array([i for i in leaves if TABLE.words[i, T_BUFFER] >= 0], np.int64)
         self._places, self._version = None, None
@@ -110,7 +110,7 @@ class RemoteBackend(Backend):
         expect_slot(graph, "plans", "graph_plan_create takes a Graph; use gg.Graph(y)")
         if not graph.placed and any(_is_host(t) for t in graph.leafs):
             return ScheduledPlan(Scheduler([self, CPU.init_backend()]), graph)
-        return Work(self.device, graph, placement or graph.placement)
+        return RemoteGraph(self.device, graph, placement or graph.placement)
 
     def graph_compute(self, graph):
         """Submit the graph and return.  Errors: those of graph_plan_create."""

@@ -23,7 +23,7 @@ from ggjit.cluster.stream import SLOWER, TIMEOUT_SECONDS, Stream
 from ggjit.core.backend import TYPE_GPU, Device, DeviceLost
 from ggjit.core.content_key import content_key
 from ggjit.cpu.device import CPU, parse_params
-from ggjit.ops.core.interrupts import not_lost
+from ggjit.ops.core.interrupts import defer_interrupts
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.tensors.rebuild import CALLS_PYTHON
 
@@ -71,7 +71,7 @@ class RemoteDevice(Device):
         self.facts, self.epoch = self.stream.facts, self.epoch + 1
         self.alignment = _fact(self.facts, "alignment", 1, 1 << 12)
         _fact(self.facts, "total", 1, 1 << 60)
-        self._n_arenas, self.graphs = 0, p.Recent()
+        self._n_arenas, self.graphs = 0, p.GraphCache()
         self._queued, self._queued_nbytes = [], 0       # [(op, payload or None)] of the next message
         self._sent = collections.deque()        # answers not looked at yet
         self._failed = None                     # the first error that was found there and not raised yet
@@ -147,7 +147,7 @@ class RemoteDevice(Device):
 
     def flush(self, op=None, part=None, **how):
         """Send what is queued, and one op more.  Returns its PendingReply; None where there is nothing to send."""
-        with self._lock, not_lost(always):
+        with self._lock, defer_interrupts(always):
             return self._flushed([] if op is None else [(op, part)], how)
 
     def _flushed(self, more, how):
@@ -253,7 +253,7 @@ class RemoteDevice(Device):
 
     def push(self, arena, offs, nbytes):
         """Lay bytes out for another worker to fetch; returns the number they are known by."""
-        with self._lock, not_lost(always):
+        with self._lock, defer_interrupts(always):
             self.stream.check()
             span = p.PUSH, arena, offs, nbytes
             number = self._pushed.pop(span, None)
@@ -338,7 +338,7 @@ class RemoteDevice(Device):
     # ------------------------------------------------------------ graphs
     def run(self, work):
         """Submit a graph: it is sent where the worker does not have it, results that were read last time come back."""
-        with self._lock, not_lost(always):
+        with self._lock, defer_interrupts(always):
             self.stream.check()
             self._wrote()
             self._collect()                     # before the list of graphs is looked at

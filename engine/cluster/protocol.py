@@ -23,8 +23,8 @@
     [FETCH, secret, number, nbytes]                     nbytes; what a worker says to another one
 
 Numbers of arenas are the driver's, never used twice.  After an error the rest of a message is skipped, but for what
-says which arenas and graphs there are: driver and worker keep the same list of graphs (`Recent`), so a graph is sent
-when the worker does not have it and at no other time.
+says which arenas and graphs there are: driver and worker keep the same list of graphs (`GraphCache`), so a graph is
+sent when the worker does not have it and at no other time.
 
 A copy between workers is a PUSH in one stream and a TAKE in the other.  Who fetches connects like a driver, with the
 same greeting and certificates, and names the secret that the driver gave its worker.
@@ -46,7 +46,7 @@ FRAME_NBYTES = 4 << 20          # of one SET, GET or PUSH
 SECRET_NBYTES = 16
 
 
-class Recent:
+class GraphCache:
     """The graphs used last, at most MAX_GRAPHS: {key: (value, arenas)}.  Both sides do the same to theirs."""
 
     def __init__(self):

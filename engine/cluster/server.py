@@ -2,14 +2,14 @@
 import threading
 
 from ggjit.cluster import wire
-from ggjit.cluster.session import Machine, serve
+from ggjit.cluster.session import WorkerDevice, serve
 
 
 class Server:
     """Lends this process's processor and memory."""
 
     def __init__(self, tls=None, memory_nbytes=None, n_threads=None, keep_nbytes=0, own=None):
-        self.machine, self._tls = Machine(memory_nbytes, n_threads, keep_nbytes, tls, own), tls
+        self.machine, self._tls = WorkerDevice(memory_nbytes, n_threads, keep_nbytes, tls, own), tls
         self._listener, self._conns = None, set()
         self.gate = threading.Event()           # tests close it: a worker that is frozen
         self.gate.set()

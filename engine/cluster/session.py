@@ -25,7 +25,7 @@ from ggjit.ops.native import isa
 MAX_ARENAS = 1 << 16
 
 
-class Span:
+class ArenaSpan:
     """Bytes of an arena, as the slots of a buffer take a tensor."""
     __slots__ = ("buffer", "offs", "nbytes")
 
@@ -36,7 +36,7 @@ class Span:
         """Versions are the driver's."""
 
 
-class Machine:
+class WorkerDevice:
     """The device that a worker lends, shared by its sessions.
 
     memory_nbytes: at most so much for all arenas; keep_nbytes: of weights on disk (engine/cluster/weight_cache.py), 0:
@@ -85,7 +85,7 @@ class Session:
 
     def __init__(self, machine):
         self.machine, self.backend = machine, machine.backend
-        self.arenas, self.graphs = {}, p.Recent()
+        self.arenas, self.graphs = {}, p.GraphCache()
         self.empty = EmptyBuffer(machine.device.buffer_type())
         self.send_queue, self._secret, self.heartbeat = SendQueue(), None, 1.0
         self._peers = {}                # {address: Peer}
@@ -122,7 +122,7 @@ class Session:
 
     def close(self):
         """Give all memory back."""
-        self.graphs = p.Recent()
+        self.graphs = p.GraphCache()
         for buf in self.arenas.values():
             self.machine.free(buf)
         self.arenas = {}
@@ -172,7 +172,7 @@ class Session:
             raise IndexRangeError(f"arena {arena} does not exist")
         if offs + nbytes > buf.size:
             raise IndexRangeError(f"bytes {offs}..{offs + nbytes} are outside arena {arena} of {buf.size:,} bytes")
-        return Span(buf, offs, nbytes)
+        return ArenaSpan(buf, offs, nbytes)
 
     # ------------------------------------------------------------ ops
     def _alloc(self, arena, nbytes, payload, failed):

@@ -21,7 +21,7 @@ from ggjit.cluster.protocol import BUSY, FAILED, OK, SECRET_NBYTES, WAITS, check
 from ggjit.core.backend import DeviceLost
 from ggjit.ops.core import errors
 from ggjit.ops.core.errors import GgjitError
-from ggjit.ops.core.interrupts import not_lost
+from ggjit.ops.core.interrupts import defer_interrupts
 
 CONNECT_SECONDS = 5.0
 TIMEOUT_SECONDS = 10.0
@@ -159,7 +159,7 @@ class Stream:
             self._conn.wait(self._poll_seconds())
         except OSError as e:
             self._lose(f"the connection ended ({e})")
-        with not_lost(always):
+        with defer_interrupts(always):
             self._read()
 
     def _check_deadlines(self, began, now):
@@ -188,7 +188,7 @@ class Stream:
         """Take the answers that are here, without waiting; nothing, while another thread does."""
         if self._reading.acquire(blocking=False):
             try:
-                with not_lost(always):
+                with defer_interrupts(always):
                     self._read()
             finally:
                 self._reading.release()

@@ -26,7 +26,7 @@ from ggjit.ops.native import cache_files
 KEY_BITS = 32, 64               # of a word; the sort keeps words with equal keys in order
 
 
-class Words:
+class DeviceWords:
     """n words at a device address, as cuda.compute takes arrays."""
     dtype = np.dtype(np.uint64)
 
@@ -50,7 +50,7 @@ class Cccl:
     """The sorter of one backend and its temporary memory."""
 
     def __init__(self, device):
-        self.device, self.temporary = device, {}        # {length of a row: (buffer, Words)}
+        self.device, self.temporary = device, {}        # {length of a row: (buffer, DeviceWords)}
         self._one_at_a_time = threading.RLock()         # the sorter holds the addresses it was called with
         with self._working():
             self.api = extra("cuda.compute", "cccl")
@@ -78,7 +78,7 @@ class Cccl:
             return kept and self.api.deserialize(kept)
 
     def _compile(self):
-        like = self.api.ProxyArray(Words.dtype)
+        like = self.api.ProxyArray(DeviceWords.dtype)
         made = self.api.make_radix_sort(d_in_keys=like, d_out_keys=like, d_in_values=None, d_out_values=None,
                                         order=self.api.SortOrder.ASCENDING,
                                         compute_capability=self.device.compute_capability)
@@ -88,7 +88,8 @@ class Cccl:
 
     def _call(self, temporary, at, to, n, stream):
         begin, end = KEY_BITS
-        return self.sorter(temp_storage=temporary, d_in_keys=Words(at, n), d_out_keys=Words(to, n), d_in_values=None,
+        return self.sorter(temp_storage=temporary, d_in_keys=DeviceWords(at, n), d_out_keys=DeviceWords(to, n),
+                           d_in_values=None,
                            d_out_values=None, num_items=n, begin_bit=begin, end_bit=end, stream=stream)
 
     def prepare(self, sort):
@@ -97,11 +98,11 @@ class Cccl:
         with self._working():
             nbytes = int(self._call(None, 0, 0, sort.n, None))          # asks how much it takes
         buffer = CUDABuffer(self.device.buffer_type(), nbytes)
-        self.temporary[sort.n] = buffer, Words(buffer.base, -(-nbytes // Words.dtype.itemsize))
+        self.temporary[sort.n] = buffer, DeviceWords(buffer.base, -(-nbytes // DeviceWords.dtype.itemsize))
 
     def sort(self, sort, work, stream):
         self.prepare(sort)
-        row_nbytes = sort.n * Words.dtype.itemsize
+        row_nbytes = sort.n * DeviceWords.dtype.itemsize
         with self._working():
             for r in range(sort.n_rows):
                 at = work + r * row_nbytes

@@ -106,7 +106,7 @@ class Results:
             buf._arena[offs:offs + nbytes] = 0xFF
 
 
-class LeftOver(Results):
+class RunResults(Results):
     """What one run of a plan left in memory, without the plan: it refers to buffers alone and to no tensor, so a tensor
     may hold it.  Nothing else computes in these buffers.
 

@@ -14,7 +14,7 @@ from ggjit.tensors.tensor import Tensor, set_input
 from ggjit.train import losses
 
 
-class Runs:
+class PlannedGraphs:
     """Graphs on a backend that share one arena, planned once each; or on a Scheduler."""
 
     def __init__(self, target):
@@ -64,7 +64,7 @@ class Evaluator:
         losses.needs_result_type(outputs)
         self._check_inputs()
         self.batch = self.inputs[0].shape[0]            # rows of one compute
-        self.runs = Runs(target)
+        self.runs = PlannedGraphs(target)
         self.ctx = Context()
         with self.ctx:
             self.labels = set_input(self._like(outputs, "labels")) if losses.needs_labels(loss) else None

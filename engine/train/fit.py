@@ -88,7 +88,7 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
                             evaluates=bool(len(held_out)))
         _check_data(training, train, held_out, early_stop, epochs)
         try:
-            loop = Loop(training, train, held_out, seed, checkpoint, callback)
+            loop = TrainingLoop(training, train, held_out, seed, checkpoint, callback)
             loop.run(epochs, early_stop, progress)
         finally:
             if training.replicas is not None:
@@ -182,7 +182,7 @@ def _check_data(training, train, held_out, early_stop, epochs):
             training.targets_of(labels, len(inputs[0]))
 
 
-class Loop:
+class TrainingLoop:
     """Epochs and steps, from where a checkpoint was left.
 
     about: {word: value} of the setup, beside what is known here, which a checkpoint to go on from must agree with.

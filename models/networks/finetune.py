@@ -30,7 +30,7 @@ from ggjit.models.networks.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
 from ggjit.train import checkpoint as checkpoints
 from ggjit.train.dataset import Dataset
-from ggjit.train.fit import Loop
+from ggjit.train.fit import TrainingLoop
 from ggjit.train.optimizers import AdamW
 from ggjit.train.training import Training, uninterrupted
 
@@ -199,7 +199,7 @@ class Finetuning:
             self.peak, training = planned.peak, planned.training
             about = {"model": _end_of(file.path), "data": zlib.crc32(data.inputs[0]), "n_ctx": n_ctx,
                      "alpha": alpha}
-            self.loop = Loop(training, data, data.first(0), seed, checkpoint, callback, about)
+            self.loop = TrainingLoop(training, data, data.first(0), seed, checkpoint, callback, about)
             self.n_steps = min(epochs * (len(data) // batch), steps)
             self._close = stack.pop_all().close
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ggjit.models.text.generation import Generation
 from ggjit.ops.core.errors import ParamError
-from ggjit.ops.core.interrupts import not_lost
+from ggjit.ops.core.interrupts import defer_interrupts
 
 LEAST_SHARED = 16               # tokens: fewer are read again
 
@@ -212,7 +212,7 @@ class Generations:
 
         A Ctrl-C waits for the end of it: a text whose next token is chosen in part could not go on.
         """
-        with not_lost(lambda frame: True):
+        with defer_interrupts(lambda frame: True):
             self._taken(i, logits)
 
     def _taken(self, i, logits):

@@ -46,8 +46,8 @@ def in_finalizer(frame):
     return False
 
 
-class not_lost:
-    """`with not_lost():` a Ctrl-C that comes in inside a finalizer of other packages is raised at the end.
+class defer_interrupts:
+    """`with defer_interrupts():` a Ctrl-C that comes in inside a finalizer of other packages is raised at the end.
 
     when: as of KeepInterrupts.
     """

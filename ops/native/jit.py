@@ -38,7 +38,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from ggjit.ops.core.errors import TypeMismatch
-from ggjit.ops.core.interrupts import not_lost
+from ggjit.ops.core.interrupts import defer_interrupts
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.native import cache_files, isa
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, codegen, unknown
@@ -285,7 +285,7 @@ class _ObjectCache:
         ret, args = _parse(signature)
         func.__name__ = func.__qualname__ = re.sub(r"\W", "_", f"{name}_{key}")
         sig = _SCALARS[ret][0](*(_SCALARS[a][0] for a in args))
-        with not_lost(), _no_collection():
+        with defer_interrupts(), _no_collection():
             cf = cfunc(sig, nopython=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=KernelCompiler)(func)
         self.keep.append(cf)
         self.compiled += 1

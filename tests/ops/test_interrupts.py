@@ -7,7 +7,7 @@ import weakref
 import pytest
 from numba.core.compiler_lock import global_compiler_lock
 
-from ggjit.ops.core.interrupts import not_lost
+from ggjit.ops.core.interrupts import defer_interrupts
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and forks as POSIX has them")
 
@@ -27,7 +27,7 @@ def finalized():
 def test_an_interrupt_in_a_finalizer_comes_at_the_end(die, capfd):
     reached, before = False, signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        with not_lost():
+        with defer_interrupts():
             die()
             reached = True
     assert reached and signal.getsignal(signal.SIGINT) is before and "ignored" not in capfd.readouterr().err
@@ -36,7 +36,7 @@ def test_an_interrupt_in_a_finalizer_comes_at_the_end(die, capfd):
 def test_an_interrupt_elsewhere_comes_at_once():
     reached = False
     with pytest.raises(KeyboardInterrupt):
-        with not_lost():
+        with defer_interrupts():
             signal.raise_signal(signal.SIGINT)
             reached = True
     assert not reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -20,7 +20,7 @@ from ggjit.cluster import protocol as s
 from ggjit.cluster import send_queue, stream, wire
 from ggjit.cluster.cluster import threads
 from ggjit.cluster.encoding import FLAGS, NDIM, OFFS, OP_, ROW_WORDS, TYPE, Encoded
-from ggjit.cluster.session import Machine, Session
+from ggjit.cluster.session import Session, WorkerDevice
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def executed(session, ops, payload=b""):
 
 @pytest.fixture
 def session():
-    made = Session(Machine(1 << 20, 1))
+    made = Session(WorkerDevice(1 << 20, 1))
     assert executed(made, [[s.ALLOC, 1, 4096], [s.FILL, 1, 0, 4096, 0]])[0] == s.OK
     yield made
     made.close()
