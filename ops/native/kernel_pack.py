@@ -139,7 +139,7 @@ def _content(path):
 
 
 # ---------------------------------------------------------------- the pack of the installation
-class Shipped:
+class ShippedKernels:
     """The pack that came with ggjit, where there is one for this level and Python.
 
     names: of its kernels' files; why_not: why there are none, in words.
@@ -181,4 +181,4 @@ def shipped_name():
     return "{}-py{}.{}.pack".format(isa.LEVEL.partition(",")[0], *sys.version_info[:2])
 
 
-SHIPPED = Shipped(_OPS / "kernels")
+SHIPPED = ShippedKernels(_OPS / "kernels")

@@ -127,7 +127,7 @@ def shipped(cache, monkeypatch, tmp_path):
         cache(name)
         fresh = jit._ObjectCache()
         monkeypatch.setattr(jit, "CACHE", fresh)
-        monkeypatch.setattr(jit, "SHIPPED", kernel_pack.Shipped(folder))
+        monkeypatch.setattr(jit, "SHIPPED", kernel_pack.ShippedKernels(folder))
         scaled.__dict__.pop("address", None)
         scaled.__dict__.pop("_call", None)
         return fresh

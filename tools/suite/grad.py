@@ -24,7 +24,7 @@ from ggjit.tools.suite.cases.case import Maker
 from ggjit.tools.suite.compare import as_array, nmse
 from ggjit.tools.suite.float64 import Float64, numeric
 from ggjit.tools.suite.flops import flops
-from ggjit.tools.suite.oracle import Gone, records_of
+from ggjit.tools.suite.oracle import WorkerDied, records_of
 from ggjit.tools.suite.runner import FAIL, NOT_SUPPORTED, OK, as_bytes
 
 SKIPPED = "skipped"                                     # an integer result, no float leaf, or too large
@@ -74,7 +74,7 @@ class GradRunner:
         """GradOutcome of a case; it never raises on account of the case."""
         t0, outcome, scene = time.perf_counter(), GradOutcome(case, OK), None
         try:
-            scene = Scene(case, self.seed)
+            scene = GradCase(case, self.seed)
             if scene.too_large():
                 outcome.status, outcome.error = SKIPPED, "too large"
             else:
@@ -156,7 +156,7 @@ class GradRunner:
         leaves = {index[i]: raw for i, raw in scene.bytes.items() if i in index}
         try:
             answer = self.peer.gradients(records, leaves, index[scene.loss.id], [index[t.id] for t in params])
-        except Gone:
+        except WorkerDied:
             return                                      # ggml has no gradient here: it aborts
         if isinstance(answer, str):
             return
@@ -177,7 +177,7 @@ def in_range(got, want):
     return nmse(got[held].astype(np.float64), want[held])
 
 
-class Scene:
+class GradCase:
     """A case's graph with a loss on top, and its inputs."""
 
     def __init__(self, case, seed):

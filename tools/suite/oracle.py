@@ -58,7 +58,7 @@ def _number(type_name):
     return _NUMBERS[type_name.lower()]
 
 
-class Gone(RuntimeError):
+class WorkerDied(RuntimeError):
     """The worker died (ggml aborted) or did not answer."""
 
 
@@ -81,11 +81,11 @@ class Oracle:
                 ok, value = receive(self.worker.stdout)
             except (EOFError, BrokenPipeError):
                 self.lost += 1
-                raise Gone(f"ggml gave up: exit status {self.worker.wait()}") from None
+                raise WorkerDied(f"ggml gave up: exit status {self.worker.wait()}") from None
             finally:
                 watchdog.cancel()
         if not ok:
-            raise Gone(value)
+            raise WorkerDied(value)
         return value
 
     def supports(self, records):
@@ -98,7 +98,7 @@ class Oracle:
     def gradients(self, records, leaves, loss, params):
         """{index: bytes} of the gradients of record `loss` with respect to the records `params`, or the refused op.
 
-        Gone where ggml has no gradient: it aborts.
+        WorkerDied where ggml has no gradient: it aborts.
         """
         return self._call("gradients", records, leaves, loss, params)
 

@@ -4,7 +4,7 @@ import time
 
 from ggjit.ops.core.errors import GgjitError
 from ggjit.tools.suite.flops import counted, flops, touched
-from ggjit.tools.suite.oracle import Gone, records_of
+from ggjit.tools.suite.oracle import WorkerDied, records_of
 from ggjit.tools.suite.runner import Built, threads_of
 
 AT_LEAST = 0.2                                          # seconds a side is measured
@@ -49,7 +49,7 @@ def measure(case, backend, seed=0, peer=None):
             leaves = {index[i]: raw for i, raw in built.bytes.items() if i in index}
             answer = peer.seconds(records, leaves, [index[built.out.id]], threads_of(backend), AT_LEAST)
             speed.peer_seconds = None if isinstance(answer, str) else answer
-    except Gone:
+    except WorkerDied:
         speed.peer_seconds = None
     except GgjitError as e:
         speed.error = str(e)

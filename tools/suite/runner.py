@@ -27,7 +27,7 @@ from ggjit.ops.types.quantize import quantize
 from ggjit.tools.suite.cases.case import Maker
 from ggjit.tools.suite.compare import as_array, difference, rounding, stored
 from ggjit.tools.suite.flops import flops
-from ggjit.tools.suite.oracle import Gone, records_of
+from ggjit.tools.suite.oracle import WorkerDied, records_of
 
 GAP, SENTINEL = 256, 0xFF
 OK, FAIL, NOT_SUPPORTED, REFUSED = "ok", "FAIL", "not supported", "refused"
@@ -218,7 +218,7 @@ class Runner:
             return "no ggml to ask"
         try:
             return self.peer.supports(records_of([built.out])[0])
-        except Gone as e:
+        except WorkerDied as e:
             return str(e)
 
     def _compared(self, built):
@@ -254,7 +254,7 @@ class Runner:
         wanted = {t.id: index[t.id] for t in built.nodes if t.id == built.result.id or t.base.id not in written}
         try:
             answer = self.peer.run(records, leaves, list(wanted.values()), threads_of(self.backend))
-        except Gone as e:
+        except WorkerDied as e:
             outcome.peer = str(e)
             return None
         if isinstance(answer, str):
