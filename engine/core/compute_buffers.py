@@ -68,8 +68,8 @@ class ComputeBuffers:
         return len(chunks) >= len(sizes) and all(buf.alive and buf.size >= size
                                                  for buf, size in zip(chunks, sizes, strict=False))
 
-    def size(self, slot):
-        return sum(buf.size for buf in self.chunks[slot])
+    def size(self, buft_id):
+        return sum(buf.size for buf in self.chunks[buft_id])
 
     def free(self):
         buffers = [buf for chunks in self.chunks for buf in chunks]

@@ -82,19 +82,19 @@ def _flags(t, at, is_node):
 
 
 @inlined
-def _link(g, i, at, slot, stamp):
+def _link(g, i, at, stamped_row, stamp):
     """Base and sources of tensor i by local numbers.  Returns the table id of one that is not in the graph, or NONE."""
     base = g.table[at + r.T_VIEW_SRC]
     if base >= 0:
-        if slot[base] >> 32 != stamp:
+        if stamped_row[base] >> 32 != stamp:
             return base
-        g.rows[i].view = slot[base] & 0xFFFFFFFF
+        g.rows[i].view = stamped_row[base] & 0xFFFFFFFF
     for j in range(MAX_SRC):
         s = g.table[at + r.T_SRC + j]
         if s >= 0:
-            if slot[s] >> 32 != stamp:
+            if stamped_row[s] >> 32 != stamp:
                 return s
-            g.rows[i].src[j] = slot[s] & 0xFFFFFFFF
+            g.rows[i].src[j] = stamped_row[s] & 0xFFFFFFFF
             g.rows[i].src_end = j + 1
     return rec.NONE
 
@@ -112,16 +112,17 @@ def _clear(g, i):
 
 
 @native("i64(i64, i64, i64, i64, i64, i64)")
-def gather(params, buffers, n_bufs, block_sizes, slots, stamp):
+def gather(params, buffers, n_bufs, block_sizes, stamped_rows, stamp):
     """Fill all of ROW but `sig`; `id` is filled in by the caller.  FOREIGN: `failed` needs `missing`, which is not in
     the graph.
 
-    block_sizes: pairs (bytes, elements) by type number.  slots: one word per table row, kept between calls: stamp << 32
-    | local number of the tensor; a word with another stamp is from an earlier call.  (A hash table costs three times as
-    much here.)
+    block_sizes: pairs (bytes, elements) by type number.  stamped_rows: one word per table row, kept between calls:
+    stamp << 32 | local number of the tensor; a word with another stamp is from an earlier call.  (A hash table costs
+    three times as much here.)
     """
     g = opened(params)
-    t, bufs, sizes, slot = g.table, i64s(buffers, B_WORDS * n_bufs), i64s(block_sizes, 128), i64s(slots, 1 << 40)
+    t, bufs, sizes, stamped_row = g.table, i64s(buffers, B_WORDS * n_bufs), i64s(block_sizes, 128), i64s(stamped_rows,
+                                                                                                         1 << 40)
     mask = np.int64(15)
     while mask < 2 * n_bufs:
         mask = 2 * mask + 1
@@ -131,13 +132,13 @@ def gather(params, buffers, n_bufs, block_sizes, slots, stamp):
         keys[h] = bufs[k * B_WORDS + B_ID]
         row[h] = k * B_WORDS
     for i in range(g.n):
-        slot[g.rows[i].id] = stamp << 32 | i
+        stamped_row[g.rows[i].id] = stamp << 32 | i
     for i in range(g.n):
         at = g.rows[i].id * r.T_WORDS
         _clear(g, i)
         g.rows[i].nbytes = _nbytes(t, at, sizes)
         g.rows[i].bits = _flags(t, at, i < g.n_nodes)
-        missing = _link(g, i, at, slot, stamp)
+        missing = _link(g, i, at, stamped_row, stamp)
         if missing >= 0:
             g.results[0].failed = i
             g.results[0].missing = missing

@@ -35,7 +35,7 @@ _placing = ForkLock()             # two schedulers may find the same leaf withou
 
 
 class GraphLayout:
-    """Places of all rows: `slot` (index of the buffer type's first backend, -1: memory of its own), `chunk`, `offs`.
+    """Places of all rows: `buft_id` (index of the buffer type's first backend, -1: memory of its own), `chunk`, `offs`.
 
     work: {number of a node: row of its kernel's work memory}, where that lies with the rest.
     """
@@ -59,8 +59,8 @@ class GraphLayout:
         backend = np.concatenate([rows["backend"], np.repeat(copies["backend"], n_instances),
                                   rows["backend"][marked], rows["backend"][kept[:, 1]], rows["backend"][worked]])
         # source: row -> tensor it looks like
-        slots = np.array(s.slots, np.int64)[backend]
-        sizes = self._sizes(assigned, source, slots[:first_work])
+        buft_ids = np.array(s.buft_ids, np.int64)[backend]
+        sizes = self._sizes(assigned, source, buft_ids[:first_work])
         if work:
             order = add_work(table, order, work, first_work)
             sizes = np.append(sizes, np.repeat(list(room.values()), 2))
@@ -69,13 +69,14 @@ class GraphLayout:
         plan = plan_graph(table, order, leafs, (sizes[order], sizes[leafs]),
                           alignment=[checked_int(b, "alignment") for b in bufts],
                           max_size=[checked_int(b, "max_size") for b in bufts],
-                          node_buffers=slots[order], leaf_buffers=slots[leafs], n_buffers=len(bufts), planner=planner,
+                          node_buffers=buft_ids[order], leaf_buffers=buft_ids[leafs], n_buffers=len(bufts),
+                          planner=planner,
                           in_place=in_place_table(), time_limit=time_limit, outputs=outputs, remember=True)
         if "validate" in debug:
             validate_plan(plan)
-        self.slot, self.chunk, self.offs = (np.full(n_rows, -1, np.int64) for _ in range(3))
+        self.buft_id, self.chunk, self.offs = (np.full(n_rows, -1, np.int64) for _ in range(3))
         for rows, side in ((order, "node"), (leafs, "leaf")):
-            self.slot[rows] = getattr(plan, side + "_buffer")
+            self.buft_id[rows] = getattr(plan, side + "_buffer")
             self.chunk[rows] = getattr(plan, side + "_chunk")
             self.offs[rows] = getattr(plan, side + "_offs")
         self.order, self.plan, self.sizes = order, plan, sizes
@@ -96,12 +97,12 @@ class GraphLayout:
         return placed if placed.plan.peak < beside.plan.peak + max(nbytes.values()) else beside
 
     @staticmethod
-    def _sizes(assigned, source, slots):
+    def _sizes(assigned, source, buft_ids):
         """Bytes per row; buffer types with an opinion of their own are asked."""
         sizes, is_view = assigned.rows["nbytes"][source], assigned.rows["view"][source] >= 0
         for k, buft in enumerate(assigned.support.own_bufts):
-            if type(buft).alloc_size is not BufferType.alloc_size and assigned.support.slots[k] == k:
-                for row in np.flatnonzero((slots == k) & ~is_view).tolist():
+            if type(buft).alloc_size is not BufferType.alloc_size and assigned.support.buft_ids[k] == k:
+                for row in np.flatnonzero((buft_ids == k) & ~is_view).tolist():
                     sizes[row] = checked_int(buft, "alloc_size", assigned.tensors[source[row]], least=sizes[row])
         return sizes
 
@@ -172,10 +173,10 @@ def place_leaves(assigned):
         wanted = {}
         missing = (assigned.rows["view"][n:] < 0) & (TABLE.words[assigned.ids[n:], T_BUFFER] < 0)
         for i in (n + np.flatnonzero(missing)).tolist():
-            wanted.setdefault(s.slots[int(assigned.rows["backend"][i])], []).append(i)
-        made = place_tensors([(s.own_bufts[slot], [assigned.tensors[i] for i in members])
-                              for slot, members in wanted.items()])
-        for slot, members in wanted.items():
+            wanted.setdefault(s.buft_ids[int(assigned.rows["backend"][i])], []).append(i)
+        made = place_tensors([(s.own_bufts[buft_id], [assigned.tensors[i] for i in members])
+                              for buft_id, members in wanted.items()])
+        for buft_id, members in wanted.items():
             for i in members:
-                assigned.place_leaf(i, s.buft_index(s.own_bufts[slot]))
+                assigned.place_leaf(i, s.buft_index(s.own_bufts[buft_id]))
         return made

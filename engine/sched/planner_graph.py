@@ -78,7 +78,7 @@ def _keep_apart(g, d, i):
         s = g.rows[i].src[j]
         if s < 0 or g.rows[i].copy[j] >= 0 or end == MAX_SRC:
             continue
-        if g.slots[g.rows[base_of(g, s)].backend] != g.slots[g.rows[i].backend]:
+        if g.buft_ids[g.rows[base_of(g, s)].backend] != g.buft_ids[g.rows[i].backend]:
             d[i * T_WORDS + T_SRC + end] = s
             end += 1
 

@@ -48,7 +48,7 @@ IS_WRITTEN = 128                # a node works in place on it
 IS_SHARED = 256                 # ... from another backend than its own
 UPDATES = 16                    # bit UPDATES + j of a node: it writes its source j as well (engine/core/versions.py)
 
-ADDRESSES = ("table", "rows", "buft_of", "reads", "homes", "support", "offload", "snapshot", "slots", "splits",
+ADDRESSES = ("table", "rows", "buft_of", "reads", "homes", "support", "offload", "snapshot", "buft_ids", "splits",
              "inputs", "copies", "uses", "scratch")
 PARAMS = _record(
     *ADDRESSES,
@@ -64,7 +64,7 @@ _FIELD = {name: i for i, name in enumerate(PARAMS.names)}
 
 # what jitted code sees of PARAMS: arrays in place of addresses.  buft_of[b]: buffer type that backend b computes in;
 # reads[b, k]: backend b reads buffer type k; homes[k]: backend that a buffer of type k belongs to; support, offload:
-# uint8 [signature, b]; snapshot[b]: inputs are copied for b so that the user may overwrite them; slots[b]: number of
+# uint8 [signature, b]; snapshot[b]: inputs are copied for b so that the user may overwrite them; buft_ids[b]: number of
 # the memory that b computes in
 Opened = collections.namedtuple("Opened", (*ADDRESSES, "n", "n_nodes", "n_backends", "n_bufts", "n_instances", "rule",
                                            "op_offload", "keep_weights", "results"))
@@ -79,7 +79,7 @@ def opened(address):
     x = p[0]
     return Opened(i64s(x.table, _ANY), _rows(x.rows, _ANY), i64s(x.buft_of, _ANY), i64s(x.reads, _ANY),
                   i64s(x.homes, _ANY), u8s(x.support, _ANY), u8s(x.offload, _ANY), i64s(x.snapshot, _ANY),
-                  i64s(x.slots, _ANY), _splits(x.splits, _ANY), i64s(x.inputs, _ANY), _copies(x.copies, _ANY),
+                  i64s(x.buft_ids, _ANY), _splits(x.splits, _ANY), i64s(x.inputs, _ANY), _copies(x.copies, _ANY),
                   _uses(x.uses, _ANY), i64s(x.scratch, _ANY), x.n, x.n_nodes, x.n_backends, x.n_bufts, x.n_instances,
                   x.rule, x.op_offload, x.keep_weights, p)
 

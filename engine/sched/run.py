@@ -83,10 +83,10 @@ class Run(Results):
 
     def place(self, row):
         """(buffer, byte offset) of a row of the layout, or None."""
-        slot = int(self.layout.slot[row])
-        if slot < 0:
+        buft_id = int(self.layout.buft_id[row])
+        if buft_id < 0:
             return self.tensors[row]._where() if row < self.assigned.n else None
-        chunks = self.memory.chunks[slot]
+        chunks = self.memory.chunks[buft_id]
         if not chunks:                      # freed
             return None
         return chunks[int(self.layout.chunk[row])], int(self.layout.offs[row])
@@ -103,7 +103,7 @@ class Run(Results):
     # ------------------------------------------------------------ results
     def _position(self, t):
         i, lay = self.assigned.number_of(t), self.layout
-        if i is None or lay.slot[i] < 0:
+        if i is None or lay.buft_id[i] < 0:
             return None
         at = np.flatnonzero(lay.order == (i if i < self.assigned.n_nodes else -1))
         return at[0] if len(at) else -1, (_memory_number(lay, i), lay.offs[i], lay.offs[i] + t.nbytes)
@@ -150,7 +150,7 @@ class Run(Results):
         for b in self.support.backends:
             b.synchronize()
         return [(*self.place(r), int(self.layout.sizes[r])) for r in self._written_rows[1].tolist()
-                if self.layout.slot[r] >= 0]
+                if self.layout.buft_id[r] >= 0]
 
     # ------------------------------------------------------------ tensors as backends see them
     def handle(self, row):
@@ -369,7 +369,7 @@ class Run(Results):
 
 def _memory_number(layout, rows):
     """One number for the chunk that each row lies in."""
-    return layout.slot[rows] << 32 | layout.chunk[rows]
+    return layout.buft_id[rows] << 32 | layout.chunk[rows]
 
 
 def _init(t):

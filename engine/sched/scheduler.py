@@ -128,7 +128,7 @@ class Scheduler(Handle):
     def buffer_size(self, backend):
         """Bytes of compute memory held for `backend`; backends of equal buffer types share it, the first one counts."""
         i = self._number(backend)
-        return self.memory.size(i) if self.support.slots[i] == i else 0
+        return self.memory.size(i) if self.support.buft_ids[i] == i else 0
 
     def _number(self, backend):
         for i, b in enumerate(self.support.backends):
@@ -223,7 +223,7 @@ class Scheduler(Handle):
         _check_planner(planner or self.planner)
         with self._lock:
             sizes = self._layout(self._assign(graph), planner, work).chunk_sizes
-        return [sum(sizes[slot]) if slot == i else 0 for i, slot in enumerate(self.support.slots)]
+        return [sum(sizes[buft_id]) if buft_id == i else 0 for i, buft_id in enumerate(self.support.buft_ids)]
 
     def _layout(self, assigned, planner=None, work=None):
         return GraphLayout.lowest(assigned, planner or self.planner, self.time_limit,

@@ -45,9 +45,9 @@ class Support:
                 raise ParamError(f"{b!r} cannot compute in {k!r}, the buffer type given for it")
         self.bufts, self._numbers = [], {}
         self.buft_of = np.array([self.buft_index(k) for k in self.own_bufts], np.int64)
-        # backends with equal buffer types share memory: slot = first of them
-        self.slots = [self.own_bufts.index(k) for k in self.own_bufts]
-        self._slots_array = np.array(self.slots, np.int64)
+        # backends with equal buffer types share memory: buft_id = number of the first of them
+        self.buft_ids = [self.own_bufts.index(k) for k in self.own_bufts]
+        self._buft_ids_array = np.array(self.buft_ids, np.int64)
         self.is_async = [type(b).synchronize is not Backend.synchronize for b in backends]
         self.copies_async = [type(b).copy_tensor_async is not Backend.copy_tensor_async for b in backends]
         self.snapshot = np.array([n_instances > 1 and a for a in self.is_async], np.int64)
@@ -90,7 +90,7 @@ class Support:
     def params(self):
         """What the passes have to know of the devices, as PARAMS fields.  Valid until `ask` or `buft_index`."""
         return dict(table=TABLE.words, buft_of=self.buft_of, reads=self.reads, homes=self.homes, support=self.support,
-                    offload=self.offload, snapshot=self.snapshot, slots=self._slots_array,
+                    offload=self.offload, snapshot=self.snapshot, buft_ids=self._buft_ids_array,
                     n_backends=len(self.backends), n_bufts=len(self.bufts), n_instances=self.n_instances,
                     rule=RULES[self.rules], op_offload=int(self.op_offload), keep_weights=int(self.keep_weights))
 

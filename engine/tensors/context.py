@@ -143,7 +143,7 @@ class Context(HtmlRepr):
     def node(self, op, type, ne, src=(), params=(), view_of=None, view_offs=0, nb=None, ndim=None):
         """The result tensor of an op; called by op builders.
 
-        params: consecutive 32-bit slots, int as int32 and float as float32 bits.  view_of: the tensor whose memory
+        params: consecutive 32-bit words, int as int32 and float as float32 bits.  view_of: the tensor whose memory
         the result shares at byte `view_offs`; chains collapse to the base tensor.  nb: strides in bytes, contiguous
         if absent (for a view: those of view_of when the shape is the same).
 
@@ -282,9 +282,9 @@ def _pack(params):
         return NO_PARAMS
     if len(params) > MAX_PARAMS:
         raise ShapeError(f"{len(params)} op params, at most {MAX_PARAMS}")
-    slots = [_int_bits.unpack(_float_bits.pack(p))[0] if isinstance(p, float | np.floating) else operator.index(p)
+    words = [_int_bits.unpack(_float_bits.pack(p))[0] if isinstance(p, float | np.floating) else operator.index(p)
              for p in params]
-    return (*slots, *NO_PARAMS[len(slots):])
+    return (*words, *NO_PARAMS[len(words):])
 
 
 def from_dlpack(x, ctx=None, name=""):
