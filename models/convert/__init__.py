@@ -7,5 +7,3 @@
     tensors.py          what changes in the tensors
     vocabulary.py       tokenizer.json or tokenizer.model -> tokenizer.ggml.*
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

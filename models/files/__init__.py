@@ -9,5 +9,3 @@
     imatrix.py          importance matrices
     minilm.py           MiniLM's GGUF, made from a package; silero_file.py: Silero's form; wav.py: recordings
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

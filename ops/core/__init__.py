@@ -7,5 +7,3 @@ declare something.  Of the process: `settings` (what the environment asks), `hos
 `weak` (weak references), `interrupts` (Ctrl-C), `locks` (which survive a fork), `progress` (how far long work is).
 `printable` makes text safe for a terminal, `whole_file` writes files whole or not at all.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

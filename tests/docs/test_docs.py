@@ -121,13 +121,6 @@ def test_files_and_names_exist():
     assert missing == {}
 
 
-def test_every_folder_has_its_sentence():
-    page = (ROOT / "docs" / "where-is-what.md").read_text("utf-8")
-    packages = {f"{p.parent.relative_to(ROOT)}/" for f in FOLDERS for p in (ROOT / f).rglob("__init__.py")}
-    top = {f"{f}/" for f in FOLDERS} - {"alloc/"}
-    assert set(re.findall(r"^\| `([\w/]+)` \|", page, re.M)) == packages - top
-
-
 def test_pages_count_the_architectures_there_are():
     counted = {str(p.relative_to(ROOT)): re.findall(r"\b(\d+) architectures", p.read_text("utf-8"))
                for p in (*PAGES, ROOT / "CHANGELOG.md")}
