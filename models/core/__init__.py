@@ -1,1 +1,1 @@
-"""What all folders of models use: checks of arguments."""
+"""What all folders of models use: checks of arguments (checks.py), GPT-2's way to write bytes (byte_chars.py)."""
