@@ -26,7 +26,7 @@ def op_set(*ops):
     return out
 
 
-# ggml_op_can_inplace (row A10.04): 15 ops in 2023, 21 in current ggml
+# ggml_op_can_inplace: 15 ops in 2023, 21 in current ggml
 IN_PLACE_2023 = op_set(OP.SCALE, OP.DIAG_MASK_ZERO, OP.DIAG_MASK_INF, OP.ADD, OP.ADD1, OP.SUB, OP.MUL, OP.DIV, OP.SQR,
                        OP.SQRT, OP.LOG, OP.UNARY, OP.ROPE, OP.RMS_NORM, OP.SOFT_MAX)
 IN_PLACE_OPS = IN_PLACE_2023 | op_set(OP.FILL, OP.ADD_ID, OP.ROPE_BACK, OP.SILU_BACK, OP.RMS_NORM_BACK,
@@ -217,7 +217,7 @@ class Problem:
         self.n_alloc, self.n_events, self.n_steps = int(counts[0]), int(counts[1]), max(self.n_nodes, 1)
 
     def replay(self, states, words):
-        """ggml's free list; raises OutOfMemory when an allocator is bounded and too small (A9.13)."""
+        """ggml's free list; raises OutOfMemory when an allocator is bounded and too small."""
         info = np.zeros(1, np.int64)
         if replay(self.ws, self.m, self.n_events, states, words, self.n_buffers, info) != col.OK:
             a = int(info[0])
