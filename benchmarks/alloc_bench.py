@@ -20,9 +20,9 @@ import alloc_graphs
 import alloc_instances
 import alloc_recorded
 
-from ggjit.alloc import plan_offsets, validate
+from ggjit.alloc import IN_PLACE_OPS, plan_offsets, validate
 from ggjit.alloc.csvio import read_problem, write_problem
-from ggjit.alloc.ggml.problem import IN_PLACE_OPS, Problem
+from ggjit.alloc.ggml.problem import Problem
 from ggjit.alloc.offsets import greedy, planners
 from ggjit.alloc.offsets.planners import Clock, Planner
 from ggjit.alloc.offsets.sections import Instance

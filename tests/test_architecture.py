@@ -24,8 +24,8 @@ LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.typ
     ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.display ggjit.sched ggjit.cuda
     ggjit.api ggjit.train ggjit.cluster ggjit ggjit.models.core ggjit.models.files ggjit.models.text
     ggjit.models.convert ggjit.models.blocks ggjit.models.families ggjit.models.networks
-    ggjit.models ggjit.tools.suite.cases ggjit.tools.suite ggjit.tools.command ggjit.tools.command.commands
-    ggjit.tools""".split()
+    ggjit.models.speech ggjit.models ggjit.tools.suite.cases ggjit.tools.suite ggjit.tools.command
+    ggjit.tools.command.commands ggjit.tools""".split()
 # imports inside functions: code that is loaded only where its device or extra is there
 DEFERRED = {("ggjit.api.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
             ("ggjit.cuda.cuda_plan", "ggjit.ops.cuda.compiler.build"),

@@ -13,24 +13,8 @@ from ggjit.alloc.ggml.free_list import UNBOUNDED, new_states
 from ggjit.alloc.ggml.localize import localize
 from ggjit.alloc.ggml.placement import P_ROWS, chunk_sizes, replay, resolve
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
-from ggjit.ops.core.record import OP, T_WORDS
+from ggjit.ops.core.record import T_WORDS
 from ggjit.ops.core.whole_numbers import is_whole
-
-N_OPS = len(OP)
-
-
-def op_set(*ops):
-    """Bool array indexed by op number."""
-    out = np.zeros(N_OPS, np.uint8)
-    out[[int(op) for op in ops]] = 1
-    return out
-
-
-# ggml_op_can_inplace: 15 ops in 2023, 21 in current ggml
-IN_PLACE_2023 = op_set(OP.SCALE, OP.DIAG_MASK_ZERO, OP.DIAG_MASK_INF, OP.ADD, OP.ADD1, OP.SUB, OP.MUL, OP.DIV, OP.SQR,
-                       OP.SQRT, OP.LOG, OP.UNARY, OP.ROPE, OP.RMS_NORM, OP.SOFT_MAX)
-IN_PLACE_OPS = IN_PLACE_2023 | op_set(OP.FILL, OP.ADD_ID, OP.ROPE_BACK, OP.SILU_BACK, OP.RMS_NORM_BACK,
-                                      OP.SOFT_MAX_BACK)
 
 
 class GraphError(ShapeError):

@@ -32,8 +32,9 @@ MAX_KEPT_PLANS = 24
 class Step:
     """One graph of a network for one input shape, planned: fill `inputs`, `run()`, read `output`."""
 
-    def __init__(self, ctx, inputs, result, plan):
-        self.ctx, self.inputs, self.result, self.plan = ctx, inputs, result, plan
+    def __init__(self, ctx, inputs, result, plan, more=()):
+        """more: tensors beside the result that the graph computes."""
+        self.ctx, self.inputs, self.result, self.plan, self.more = ctx, inputs, result, plan, more
         self._resolved, self._array = None, None
 
     def run(self):
@@ -195,7 +196,7 @@ class Network(Inside):
         ctx, inputs, results = self._built(shape)
         with followed_by(self._later_kernels):
             plan = self._plan(Graph(*results)) if self._hooks.wanted is None else self._hooked_plan(inputs, results)
-        return Step(ctx, inputs, results[0], plan)
+        return Step(ctx, inputs, results[0], plan, results[1:])
 
     def _plan(self, graph):
         """A plan of `graph`.  All share one arena, since they never run at the same time."""

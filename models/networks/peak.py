@@ -15,7 +15,8 @@ from ggjit.api.explore import explore
 from ggjit.api.measure_memory import kernel_work_nbytes, measured
 from ggjit.api.what_if import checked
 from ggjit.core.arguments import nearest
-from ggjit.models.files.gguf import GGUFFile, TensorInfo
+from ggjit.models.files.gguf import TensorInfo
+from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.load import network_of
 from ggjit.models.networks.load_options import LoadOptions
 from ggjit.ops.core.errors import BadFile, ModelError
@@ -84,7 +85,7 @@ def _file(model):
         return ShapeFile(model)
     if not os.path.exists(model):
         raise _unknown(model)
-    return GGUFFile(model)
+    return open_model(model)
 
 
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",

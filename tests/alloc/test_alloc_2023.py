@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from helpers.requirements import benchmark
 
+from ggjit.alloc import IN_PLACE_2023, IN_PLACE_OPS
 from ggjit.alloc.ggml.legacy.graph_alloc_2023 import GraphAllocator2023, maxima
 from ggjit.alloc.ggml.legacy.tensor_alloc import BestFit
-from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS, GraphError
+from ggjit.alloc.ggml.problem import GraphError
 from ggjit.alloc.validate import check_graph_plan
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.record import OP, T_BUFFER

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from helpers.requirements import benchmark
 
+from ggjit.alloc import IN_PLACE_OPS
 from ggjit.alloc.ggml.alias import MODERN, THROUGH_VIEWS
-from ggjit.alloc.ggml.problem import IN_PLACE_OPS, Problem, ggml_plan
+from ggjit.alloc.ggml.problem import Problem, ggml_plan
 from ggjit.alloc.orders.exact_order import Bytes, least_peak
 from ggjit.alloc.orders.memory_order import VIEW_OP, legal_edges, memory_order
 from ggjit.alloc.orders.order_bound import Reach, fewest_before, forced, members

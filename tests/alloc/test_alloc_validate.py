@@ -7,7 +7,7 @@ from helpers.requirements import benchmark
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS
+from ggjit.alloc import IN_PLACE_2023, IN_PLACE_OPS
 from ggjit.alloc.offsets.chunked import plan_chunks
 from ggjit.alloc.offsets.planners import DOES_NOT_FIT, FITS, plan_offsets
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout, validate_plan

@@ -6,9 +6,10 @@ from ggjit.alloc.ggml.free_list import UNBOUNDED, new_states, reset_to_block
 from ggjit.alloc.ggml.legacy.alias_2023 import alias_as_in_2023
 from ggjit.alloc.ggml.legacy.tensor_alloc import stacked
 from ggjit.alloc.ggml.placement import chunk_sizes
-from ggjit.alloc.ggml.problem import IN_PLACE_2023, Problem, check_ids
+from ggjit.alloc.ggml.problem import Problem, check_ids
 from ggjit.ops.core.errors import ShapeError
 from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.native.jit import i64s, native
 
 
@@ -73,7 +74,7 @@ class GraphAllocator2023:
                 offs, need = tallocs[b].live[i]
                 placed.append((k, need, offs))
         p = Problem(table, node_ids, leaf_ids, sizes, [t.alignment for t in tallocs], want[:len(node_ids)],
-                    want[len(node_ids):], IN_PLACE_2023, own)
+                    want[len(node_ids):], np.ascontiguousarray(in_place_table(modern=False), np.uint8), own)
         alias_as_in_2023(p, self.parse_seq, placed)
         states, words = stacked(tallocs, p.m + 2)
         p.replay(states, words)
