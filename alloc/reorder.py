@@ -1,11 +1,13 @@
 """An order of a graph's nodes for `order="memory"`: one of orders/, where its plan is below the given one's."""
+import dataclasses
+
 import numpy as np
 
-from ggjit.alloc.ggml.problem import IN_PLACE_OPS, Problem
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.orders.exact_order import Bytes
 from ggjit.alloc.orders.memory_order import legal_edges, memory_order
 from ggjit.alloc.orders.order_variants import variants
+from ggjit.alloc.plan_request import PlanOptions, PlanRequest
 from ggjit.ops.core.host_memory import oom_guard
 
 ALIGNMENT = 32                  # bytes; what plan_graph pads to
@@ -19,32 +21,30 @@ def padded(sizes):
 
 
 @oom_guard("an order of nodes")
-def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None, outputs=()):
-    """node_ids in a legal order whose plan by "best" is below that of the given one, or the given one.
-
-    Arguments as plan_graph's; sizes = (node sizes, leaf sizes).
-    """
-    in_place = np.ascontiguousarray(IN_PLACE_OPS if in_place is None else in_place, np.uint8)
-    node_ids, node_sizes = np.asarray(node_ids, np.int64), np.asarray(sizes[0], np.int64)
-    problem = Problem(table, node_ids, leaf_ids, padded(sizes), [1], None, None, in_place, outputs=outputs)
+def reorder(request, beam=8, in_place=None):
+    """node_ids of a PlanRequest in a legal order whose plan by "best" is below that of the given one, or as given."""
+    options = PlanOptions(in_place=in_place)
+    searched = dataclasses.replace(options, planner="best", node_limit=PLAN_NODES)
+    request = PlanRequest(request.table, np.asarray(request.node_ids, np.int64), request.leaf_ids, request.sizes,
+                          request.outputs)
+    problem = dataclasses.replace(request, sizes=padded(request.sizes), alignment=1).problem(options.in_place_ops)
     found = memory_order(problem, beam)
 
-    def planned(pick, **settings):
-        return plan_graph(table, node_ids[pick], leaf_ids, (node_sizes[pick], sizes[1]), in_place=in_place,
-                          outputs=outputs, **settings)
-    given, order, nbytes = np.arange(len(node_ids)), found.order, Bytes(problem)
+    def planned(pick, options=options):
+        return plan_graph(request.in_order(pick), options)
+    given, order, nbytes = np.arange(len(request.node_ids)), found.order, Bytes(problem)
     old, new = planned(given), planned(order)
     if found.peak >= old.peak:
-        return node_ids
+        return request.node_ids
     if new.peak > found.peak:
-        new = planned(order, planner="best", node_limit=PLAN_NODES)
+        new = planned(order, searched)
     others = variants(nbytes, legal_edges(problem), order, VARIANTS, min(len(order), MOVES))
     for other in others if new.peak > found.peak else ():
-        plan = planned(other, planner="best", node_limit=PLAN_NODES // 5)
+        plan = planned(other, dataclasses.replace(searched, node_limit=PLAN_NODES // 5))
         if plan.peak < new.peak:
             new, order = plan, other
         if new.peak == found.peak:
             break
     if new.peak >= nbytes.peak(given):          # else sure without a search
-        old = planned(given, planner="best", node_limit=PLAN_NODES)
-    return node_ids[order] if new.peak < old.peak else node_ids
+        old = planned(given, searched)
+    return request.node_ids[order] if new.peak < old.peak else request.node_ids

@@ -6,6 +6,7 @@ kept, compared and exported; that of gg.measure also keeps its graph, for `paret
 import collections
 import csv
 import dataclasses
+import functools
 import html
 import json
 import time
@@ -96,14 +97,42 @@ def saving(planner, plan_with, best=None):
     return Saving(planner, {name: plan.peak for name, plan in plans.items()}, seconds)
 
 
-class MeasureReport:
-    """peak, lower_bound, ggml_peak: bytes; live: bytes at every step; rows: the planned tensors, in order of birth;
-    kinds: {"weights": bytes, ...}; chunk_sizes: bytes per buffer and chunk; seconds: planning time."""
+def _rows(plan, node_ids, leaf_ids, describe):
+    """[Row] of a GraphPlan.  describe: as of MeasureReport.from_plan."""
+    seen = {}
 
-    def __init__(self, plan, rows, kinds=None, title=""):
-        self.rows, self.kinds, self.title, self._pareto = rows, dict(kinds or {}), title, None
+    def about(i):
+        if i not in seen:
+            found = describe(int(i))
+            seen[i] = {**found, "name": printable(found["name"])}
+        return seen[i]
+    rows = []
+    for side, ids in (("leaf", leaf_ids), ("node", node_ids)):
+        col = {k: getattr(plan, f"{side}_{k}").tolist() for k in ("buffer", "chunk", "offs", "root", "alloc")}
+        for k, i in enumerate(np.asarray(ids, np.int64).tolist()):
+            if col["alloc"][k] < 0:
+                continue
+            d, a = about(i), col["alloc"][k]
+            root, why = col["root"][k], ""
+            if side == "node":
+                why, src = plan.why_not_in_place(k)
+                why += f": {about(src)['name']}" if src >= 0 else ""
+            rows.append(Row(i, d["name"], d["op"], d["type"], tuple(d["shape"]), int(d["nbytes"]),
+                            k if side == "node" else 0, int(plan.a_hi[a]), col["buffer"][k], col["chunk"][k],
+                            col["offs"][k], a, about(root)["name"] if root != i else "", why, d.get("where", "")))
+    return rows
+
+
+class MeasureReport:
+    """peak, lower_bound, ggml_peak: bytes; live: bytes at every step; kinds: {"weights": bytes, ...}; chunk_sizes:
+    bytes per buffer and chunk; seconds: planning time."""
+
+    find_saving = staticmethod(lambda: None)        # gg.measure's: what makes `saving`
+
+    def __init__(self, plan, make_rows, kinds=None, title=""):
+        """make_rows() -> [Row], asked once, when they are looked at."""
+        self._make_rows, self.kinds, self.title, self._pareto = make_rows, dict(kinds or {}), title, None
         self.what_if = []               # of gg.measure(graph, what_if=...)
-        self.saving = None              # of gg.measure: what planner "best" saves beside ggml's or this one
         self.planner, self.rule, self.how = plan.planner, plan.rule, plan.how
         self.peak, self.lower_bound, self.ggml_peak = plan.peak, plan.lower_bound, plan.ggml_peak
         self.chunk_sizes, self.seconds = [list(c) for c in plan.chunk_sizes], plan.seconds
@@ -113,36 +142,32 @@ class MeasureReport:
         self.causes = {text: int((plan.cause == k).sum()) for k, text in enumerate(CAUSE_TEXT)
                        if k != NOTHING_TO_PLACE and (plan.cause == k).any()}
         self.n_in_place = plan.n_in_place
-        self.by_alloc = {}
-        for r in rows:
-            self.by_alloc.setdefault(r.alloc, []).append(r)
+
+    @functools.cached_property
+    def rows(self):
+        """The planned tensors, in order of birth."""
+        with oom_guard("a report of a memory plan"):
+            return self._make_rows()
+
+    @functools.cached_property
+    def by_alloc(self):
+        """{number of an allocation: its rows}"""
+        found = {}
+        for r in self.rows:
+            found.setdefault(r.alloc, []).append(r)
+        return found
+
+    @functools.cached_property
+    def saving(self):
+        """Of gg.measure: the Saving of planner "best" over ggml's or this one; else None."""
+        return self.find_saving()
 
     @classmethod
     @oom_guard("a report of a memory plan")
     def from_plan(cls, plan, node_ids, leaf_ids, describe, kinds=None, title=""):
-        """describe(id) -> {"name", "op", "type", "shape", "nbytes", "where"} for any tensor of the graph."""
-        seen = {}
-
-        def about(i):
-            if i not in seen:
-                found = describe(int(i))
-                seen[i] = {**found, "name": printable(found["name"])}
-            return seen[i]
-        rows = []
-        for side, ids in (("leaf", leaf_ids), ("node", node_ids)):
-            col = {k: getattr(plan, f"{side}_{k}").tolist() for k in ("buffer", "chunk", "offs", "root", "alloc")}
-            for k, i in enumerate(np.asarray(ids, np.int64).tolist()):
-                if col["alloc"][k] < 0:
-                    continue
-                d, a = about(i), col["alloc"][k]
-                root, why = col["root"][k], ""
-                if side == "node":
-                    why, src = plan.why_not_in_place(k)
-                    why += f": {about(src)['name']}" if src >= 0 else ""
-                rows.append(Row(i, d["name"], d["op"], d["type"], tuple(d["shape"]), int(d["nbytes"]),
-                                k if side == "node" else 0, int(plan.a_hi[a]), col["buffer"][k], col["chunk"][k],
-                                col["offs"][k], a, about(root)["name"] if root != i else "", why, d.get("where", "")))
-        return cls(plan, rows, kinds, printable(title))
+        """describe(id) -> {"name", "op", "type", "shape", "nbytes", "where"} for any tensor of the graph, asked when
+        the rows are looked at."""
+        return cls(plan, functools.partial(_rows, plan, node_ids, leaf_ids, describe), kinds, printable(title))
 
     def pareto(self, n=12, profile=None):
         """What less memory costs: about n pairs (peak, extra operations) with a picture.  profile: whose times count.

@@ -4,10 +4,10 @@ Two ways of looking, both by sweeping over time with the live buffers in a list 
 """
 import bisect
 
-from ggjit.alloc.ggml.problem import IN_PLACE_OPS
 from ggjit.ops.core import record as rec
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.spec import in_place_table
 
 
 class InvalidPlan(GgjitError, AssertionError):
@@ -179,7 +179,7 @@ def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), i
     else when first used (2023, where the caller places inputs beforehand).
     """
     if in_place is None:
-        in_place = IN_PLACE_OPS
+        in_place = in_place_table()
     run = _Run(table, node_ids, leaf_ids, sizes, plan, alignments, in_place)
     leafs, fresh = [int(i) for i in leaf_ids], set(map(int, leaf_ids))
     if leafs_first:

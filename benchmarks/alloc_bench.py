@@ -20,14 +20,14 @@ import alloc_graphs
 import alloc_instances
 import alloc_recorded
 
-from ggjit.alloc import graph_alloc, plan_offsets, validate
+from ggjit.alloc import IN_PLACE_OPS, plan_offsets, validate
 from ggjit.alloc.csvio import read_problem, write_problem
-from ggjit.alloc.ggml.problem import IN_PLACE_OPS, Problem
 from ggjit.alloc.offsets import greedy, planners
 from ggjit.alloc.offsets.planners import Clock, Planner
 from ggjit.alloc.offsets.sections import Instance
 from ggjit.alloc.orders.memory_order import memory_order
-from ggjit.alloc.reorder import padded, reorder
+from ggjit.alloc.plan_request import PlanRequest
+from ggjit.alloc.reorder import padded
 from ggjit.alloc.report import mib
 from ggjit.models.networks.peak import model_peak
 
@@ -93,8 +93,8 @@ def graph_table(nets, binary):
     show(*["---"] * 10)
     for name, g in nets:
         a = args(g)
-        t, p = best_of(lambda a=a: graph_alloc.plan_graph(*a, planner="best"), 3)
-        m = graph_alloc.plan_graph(*a)
+        t, p = best_of(lambda a=a: alloc_graphs.plan_table(*a, planner="best"), 3)
+        m = alloc_graphs.plan_table(*a)
         show(name, len(g.nodes), len(p.a_id), f"{m.peak / m.lower_bound:.3f}",
              f"{by_size(p.a_lo, p.a_hi, p.a_size) / p.lower_bound:.3f}", f"{p.peak / p.lower_bound:.4f}",
              f"{p.peak / p.ggml_peak:.3f}", f"{p.rule}, {p.how}", f"{t * 1e3:.1f}",
@@ -106,8 +106,8 @@ def chunk_table(nets):
     show("graph", "ggml", "best", "chunks of best, MiB", "ms")
     show(*["---"] * 5)
     for name, g in nets:
-        limit = graph_alloc.plan_graph(*args(g)).peak // 3
-        t, p = best_of(lambda g=g, limit=limit: graph_alloc.plan_graph(*args(g), planner="best", max_size=limit), 1)
+        limit = alloc_graphs.plan_table(*args(g)).peak // 3
+        t, p = best_of(lambda g=g, limit=limit: alloc_graphs.plan_table(*args(g), planner="best", max_size=limit), 1)
         show(name, f"{p.ggml_peak / p.lower_bound:.3f}", f"{p.peak / p.lower_bound:.3f}",
              " ".join(f"{x / 2**20:.2f}" for x in p.chunk_sizes[0]), f"{t * 1e3:.0f}")
 
@@ -118,7 +118,7 @@ def pass_table(nets):
     show(*["---"] * 3)
     for name, g in nets:
         if 800 < len(g.nodes) < 2000:
-            t, _ = best_of(lambda g=g: graph_alloc.plan_graph(*args_cache(g)), 20)
+            t, _ = best_of(lambda g=g: alloc_graphs.plan_table(*args_cache(g)), 20)
             show(name, len(g.nodes), f"{t * 1e3:.2f}")
 
 
@@ -218,11 +218,11 @@ def order_table(nets):
          "sets", "ms")
     show(*["---"] * 8)
     for name, g in nets:
-        t, new = best_of(lambda g=g: reorder(*args(g)), 1)
-        proof = memory_order(Problem(*args(g), [1], None, None, IN_PLACE_OPS.astype(np.uint8)))
+        t, new = best_of(lambda g=g: alloc_graphs.ordered(*args(g)), 1)
+        proof = memory_order(PlanRequest(*args(g), alignment=1).problem(IN_PLACE_OPS))
         size = dict(zip(g.nodes, g.sizes[0], strict=True))
-        a = graph_alloc.plan_graph(*args(g), planner="best")
-        b = graph_alloc.plan_graph(g.table, new, g.leafs, (np.array([size[i] for i in new.tolist()]), g.sizes[1]),
+        a = alloc_graphs.plan_table(*args(g), planner="best")
+        b = alloc_graphs.plan_table(g.table, new, g.leafs, (np.array([size[i] for i in new.tolist()]), g.sizes[1]),
                                    planner="best")
         show(name, len(g.nodes), f"{a.peak / a.ggml_peak:.3f}", f"{b.peak / a.ggml_peak:.3f}",
              f"{b.peak / b.lower_bound:.4f}", f"{proof.peak / proof.bound:.4f}", proof.states, f"{t * 1e3:.0f}")
@@ -242,10 +242,10 @@ def family_table(n_seeds):
             g = make(seed)
             if len(g.nodes) < 3:
                 continue
-            p = Problem(*args(g)[:3], padded(g.sizes), [1], None, None, IN_PLACE_OPS.astype(np.uint8))
+            p = PlanRequest(*args(g)[:3], padded(g.sizes), alignment=1).problem(IN_PLACE_OPS)
             proof = memory_order(p)
-            t, new = best_of(lambda g=g: reorder(*args(g)), 1)
-            first, given, peak = (graph_alloc.plan_graph(g.table, order, g.leafs, (g.nbytes(order), g.sizes[1]),
+            t, new = best_of(lambda g=g: alloc_graphs.ordered(*args(g)), 1)
+            first, given, peak = (alloc_graphs.plan_table(g.table, order, g.leafs, (g.nbytes(order), g.sizes[1]),
                                                          planner="best", time_limit=0.2).peak
                                   for order in (np.array(g.nodes)[proof.order], g.nodes, new))
             rows.append((len(g.nodes), given / proof.bound, proof.peak == proof.bound, first == proof.peak,
@@ -276,8 +276,8 @@ def main(argv):
     plan_offsets(*alloc_instances.accelerator(100, 5), time_limit=0.3)          # compile
     chunks = [(name, g) for name, g in nets if name in CHUNKED]
     for _, g in chunks[:1]:
-        graph_alloc.plan_graph(*args(g), planner="best", max_size=1 << 20)
-        reorder(*args(g))
+        alloc_graphs.plan_table(*args(g), planner="best", max_size=1 << 20)
+        alloc_graphs.ordered(*args(g))
     graph_table(nets + seen, opts.minimalloc)
     chunk_table(chunks)
     pass_table(nets + seen)

@@ -2,12 +2,16 @@
 
 `SUITE` holds 26 networks in ggml's op order; `random_graph(seed)` draws small graphs with views, in-place ops,
 outputs, inputs and external tensors.  A `Net` gives `table`, `nodes`, `leafs` (table ids in ggml's visiting order) and
-`sizes` as `plan_graph` takes them.  Weights and caches are external: they have a buffer.
+`sizes` as a `PlanRequest` takes them; `plan_table` plans them.  Weights and caches are external: they have a buffer.
 """
+import dataclasses
 import math
 
 import numpy as np
 
+from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.plan_request import PlanOptions, PlanRequest
+from ggjit.alloc.reorder import reorder
 from ggjit.ops.core.record import (
     FLAG_INPUT,
     FLAG_OUTPUT,
@@ -26,6 +30,19 @@ from ggjit.ops.core.record import (
 
 F32, F16, I32 = 0, 1, 26
 BYTES = {F32: 4, F16: 2, I32: 4}
+
+ASKED = {f.name for f in dataclasses.fields(PlanRequest)}
+
+
+def plan_table(*tensors, **settings):
+    """The GraphPlan of table, node ids, leaf ids and sizes.  settings: of PlanRequest and of PlanOptions."""
+    request = PlanRequest(*tensors, **{k: v for k, v in settings.items() if k in ASKED})
+    return plan_graph(request, PlanOptions(**{k: v for k, v in settings.items() if k not in ASKED}))
+
+
+def ordered(*tensors):
+    """Their node ids in an order that needs less memory."""
+    return reorder(PlanRequest(*tensors))
 
 
 class Net:

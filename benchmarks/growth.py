@@ -28,7 +28,6 @@ from benchmarks import alloc_graphs, machine, report, sched_bench, synth
 from benchmarks.our_graphs import column_speeds
 from benchmarks.plots import pyplot
 from benchmarks.worker import ROOT
-from ggjit.alloc import graph_alloc
 from ggjit.models import load_model
 from ggjit.ops.native import isa
 
@@ -125,8 +124,8 @@ def plan(n_threads):
     for n in (3, 8, 24, 80, 240):                   # layers; about forty nodes each
         net = alloc_graphs.llama(n, 256, 8, 4, 512, 1000, 4, 64)
         args = net.table, np.array(net.nodes), np.array(net.leafs), net.sizes
-        ggml[len(net.nodes)] = median_seconds(lambda a=args: graph_alloc.plan_graph(*a))
-        best[len(net.nodes)] = median_seconds(lambda a=args: graph_alloc.plan_graph(*a, planner="best"))
+        ggml[len(net.nodes)] = median_seconds(lambda a=args: alloc_graphs.plan_table(*a))
+        best[len(net.nodes)] = median_seconds(lambda a=args: alloc_graphs.plan_table(*a, planner="best"))
         nodes, _, _, median = sched_bench.plan_time(33 * n, 5)
         split[nodes] = median
     yield from (Curve("allocator, ggml's plan", ggml), Curve("allocator, best plan", best),

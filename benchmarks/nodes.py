@@ -153,7 +153,7 @@ def profile_overhead(rounds, n_tokens=32):
                 m.decode([1])
 
         def seconds():
-            work()                          # the first run in a profile makes the trace_buffers of its plans
+            work()                          # the first run in a profile makes the trace buffers of its plans
             t0 = time.process_time()
             work()
             return (time.process_time() - t0) / n_tokens

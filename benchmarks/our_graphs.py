@@ -11,10 +11,10 @@ import numpy as np
 import ggjit as gg
 from benchmarks.work import Leaves, content
 from ggjit.ops.core.record import VIEW_OPS
+from ggjit.ops.core.spec import flops, moved_nbytes
 from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.profiling.machine_limits import BUFFER_NBYTES
-from ggjit.profiling.nodes import operations, traffic
 from ggjit.tools.suite.oracle import records_of
 
 QUARTERS = 4
@@ -37,7 +37,7 @@ class Prepared:
         with self.ctx:
             outs = [self.work.build(self.leaves)]
             nodes = [t for t in gg.Graph(outs[0]).nodes if t.op not in VIEW_OPS]
-            self.nbytes, self.flops = (sum(f(t) for t in nodes) for f in (traffic, operations))
+            self.nbytes, self.flops = (sum(f(t) for t in nodes) for f in (moved_nbytes, flops))
             while len(outs) < self.work.copies(self.nbytes, self.flops):
                 self.leaves.again()
                 outs.append(self.work.build(self.leaves))

@@ -17,8 +17,9 @@ import time
 from benchmarks import machine, synth
 from benchmarks.engine import CLOCKS
 from ggjit.models import load_model
+from ggjit.ops.core.spec import flops, moved_nbytes
 from ggjit.profiling.machine_limits import peak_f32, read_bandwidth
-from ggjit.profiling.nodes import kind, operations, traffic
+from ggjit.profiling.nodes import kind
 
 SMALL_SECONDS = 1e-3
 
@@ -57,12 +58,12 @@ def table(nodes, bandwidth, peak):
     """Lines: kinds of nodes, slowest first."""
     kinds = collections.defaultdict(lambda: [0, 0.0, 0, 0])
     for t, kernel, seconds in nodes:
-        for i, x in enumerate((1, seconds, traffic(t), operations(t))):
+        for i, x in enumerate((1, seconds, moved_nbytes(t), flops(t))):
             kinds[kind(t, kernel)][i] += x
     total = sum(k[1] for k in kinds.values()) or 1e-9
     yield f"{'%':>6} {'us':>10} {'nodes':>5} {'us each':>9} {'GB/s':>6} {'% bw':>5} {'GFLOP/s':>8} {'% peak':>6}  kind"
-    for name, (n, seconds, nbytes, flops) in sorted(kinds.items(), key=lambda k: -k[1][1]):
-        bw, speed = nbytes / max(seconds, 1e-9), flops / max(seconds, 1e-9)
+    for name, (n, seconds, nbytes, n_flops) in sorted(kinds.items(), key=lambda k: -k[1][1]):
+        bw, speed = nbytes / max(seconds, 1e-9), n_flops / max(seconds, 1e-9)
         yield (f"{100 * seconds / total:6.1f} {1e6 * seconds:10.1f} {n:5d} {1e6 * seconds / n:9.2f} {bw / 1e9:6.1f} "
                f"{100 * bw / bandwidth:5.0f} {speed / 1e9:8.1f} {100 * speed / peak:6.0f}  {name}")
     yield f"{'':6} {1e6 * total:10.1f} {len(nodes):5d}{'':10}sum over nodes"

@@ -13,8 +13,8 @@ from ggjit.display.drawing import Drawing
 from ggjit.display.explorer import Explorer
 from ggjit.graphs.graph_plan import Plan
 from ggjit.models.networks import peak
-from ggjit.models.networks.bert import Bert
 from ggjit.models.networks.decoder import Decoder
+from ggjit.models.networks.encoder import Encoder
 from ggjit.models.networks.silero import SileroVad
 from ggjit.ops.core.spec import builders
 from ggjit.ops.core.types import Type
@@ -51,7 +51,7 @@ MODELS = (models.load_model, models.embed_texts, models.generate_texts, models.t
 GIVEN_BY = {Plan: "backend.graph_plan_create(graph)", MeasureReport: "gg.measure(graph)", Drawing: "graph.draw()",
             Explorer: "gg.explore(graph)", Profile: "gg.profile()", NodeTime: "profile.rows", Pool: "gg.threadpool()",
             Explanation: "scheduler.explain()", gg.Tensor: "gg.from_numpy(...), context.new_tensor(...), every op",
-            Decoder: "load_model(path)", Bert: "load_model(path)", SileroVad: "load_vad(path)",
+            Decoder: "load_model(path)", Encoder: "load_model(path)", SileroVad: "load_vad(path)",
             gg.Event: "gg.event_new(device)", gg.GraphCopy: "gg.graph_copy(...)"}
 
 

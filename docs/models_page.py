@@ -133,7 +133,6 @@ def _tokenizers():
 
 
 def page():
-    n = len(DECODERS) + len(ENCODERS) + 1
+    n = len(DECODERS) + len(ENCODERS)
     return "\n".join([HEAD, f"## Decoders\n\n{len(DECODERS)} of the {n} architectures.\n", *_table(DECODERS), "",
-                      "## Encoders\n", *_table(ENCODERS), "| `models/networks/bert.py` | `bert` | BERT and sentence "
-                      "encoders such as MiniLM |", "", _tokenizers() + CHECKED])
+                      "## Encoders\n", *_table(ENCODERS), "", _tokenizers() + CHECKED])

@@ -267,7 +267,7 @@ class Repair:
     """WALKS layouts, repaired a batch at a time; the same for a seed, whatever the number of threads."""
 
     def __init__(self, search, offsets, seed=0):
-        self.ptr, self.size = search.ptr, search.inst.size
+        self.ptr, self.size = search.adj_ptr, search.inst.size
         self.adj, self.back = np.empty_like(search.adj), np.empty_like(search.adj)
         link_lists(self.ptr, search.adj, len(self.size), self.adj, self.back)
         self.walks = [Walk(self, offsets, [seed, k]) for k in range(WALKS)]

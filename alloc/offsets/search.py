@@ -31,17 +31,44 @@ import numpy as np
 
 from ggjit.alloc.offsets.greedy import NEVER, births_csr, members_csr
 from ggjit.ops.native.jit import exact, i64s, native
+from ggjit.ops.native.records import JitRecord, row
 
 FOUND, INFEASIBLE, NODE_LIMIT, TRAIL_FULL = 1, 0, -1, -2
 KEEP, TWA, WAT, TAW = range(4)  # rules: keep the given order, or rank each part anew
 RULES = {"TWA": TWA, "TAW": TAW, "WAT": WAT}        # in the order in which they take turns
 MAX_PAIRS = 60_000_000          # overlaps the adjacency lists may hold
-MAX_TRAIL = 16_000_000          # words of the section trail and of the member stack
+MAX_TRAIL = 16_000_000          # rows of the trail of floors, and words of the lists of members
 BIG = np.int64(1) << np.int64(62)
+GO_ON = 2                       # no status yet
 
-# columns of the frame table
-PARENT, LO, HI, M0, M1, KEY, POS, HAT, T_MINO, T_SEC, T_OUT, MTOP, NEXT, END, SPLIT, LEFT, PASSED = range(17)
-FRAME = 17
+# one decision: part [lo, hi) below frame `parent`, whose members are list[first:end].  The last one picked lies at
+# offset key, at place `pos` of the list; complemented members were passed over at offset `passed`.  above: whether it
+# has neighbours left; next, next_end, split: parts below that are still to be opened; left: members not placed;
+# list_top, n_lifts, n_floors, n_placed: lengths when it was opened
+FRAME = row("parent", "lo", "hi", "first", "end", "key", "pos", "passed", "above", "next", "next_end", "split", "left",
+            "list_top", "n_lifts", "n_floors", "n_placed")
+KEY = np.dtype([("by", "f8", 3)])
+SEARCH = JitRecord(
+    "SearchRecord",
+    n="i64", ns="i64", lower="i64[n]", upper="i64[n]", size="i64[n]", width="i64[n]",       # sections [lower, upper)
+    adj_ptr="i64[n + 1]", adj="i64[adj_ptr[n]]",                    # who meets buffer i
+    member_ptr="i64[ns + 1]", member="i64[member_ptr[ns]]",         # who lives in section s
+    order="i64[n]", rule="i64", cap="i64", node_limit="i64", stop="i64[1]",
+    offset="i64[n]",                                                # the result; -1: not placed
+    least="i64[n] = 0", lifted_at="i64[n] = 0",                     # least offset, + BIG when placed; stamp of its lift
+    total="i64[ns] = 0", crossing="i64[ns + 1] = 0",                # unplaced bytes; unplaced buffers across a border
+    floor="i64[ns] = 0", floor_of="i64[ns] = -1",                   # least offset in a section, one that has it
+    frame=(FRAME, "2 * n + 8"), n_list="i64", list="i64[n_list]", key=(KEY, "n"),
+    # the trail: what lifts and placements replaced, and how many rows of each there are
+    lifts=(row("buffer", "least"), "adj_ptr[n] + 1"), placed="i64[n + 1]",
+    n_floors="i64", floors=(row("section", "floor", "buffer"), "n_floors"),
+    count=row("lifts", "floors", "placed", "list", "frames", "stamp", "nodes", "most_placed"))
+
+LISTS = JitRecord(
+    "ListsRecord", n="i64", ns="i64", n_pairs="i64", n_members="i64", lower="i64[n]", upper="i64[n]", stop="i64[1]",
+    adj_ptr="i64[n + 1]", adj="i64[max(n_pairs, 1)]", member_ptr="i64[ns + 1]", member="i64[n_members]")
+
+search_at, lists_at = SEARCH.at, LISTS.at
 
 
 @native("i64(i64, i64, i64, i64)")
@@ -62,18 +89,18 @@ def count_pairs(slo, shi, n, ns):
     return total
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def fill_lists(slo, shi, n, ns, ptr, adj, sp_out, sm_out, stop_):
-    """CSR lists: adj[ptr[i]:ptr[i+1]] meets i; sm[sp[s]:sp[s+1]] lives in section s.  1 when `stop` ended it."""
-    a, b, stop = i64s(slo, n), i64s(shi, n), i64s(stop_, 1)
-    sp, sm = members_csr(a, b, n, ns, stop)
-    bp, by = births_csr(a, n, ns)
-    p, q = i64s(ptr, n + 1), np.int64(0)
+@native("i64(i64)")
+def fill_lists(address):
+    """CSR lists adj and member of a LISTS record.  1 when `stop` ended it."""
+    r = lists_at(address)
+    a, b, stop = r.lower, r.upper, r.stop
+    sp, sm = members_csr(a, b, r.n, r.ns, stop)
+    bp, by = births_csr(a, r.n, r.ns)
+    p, out = r.adj_ptr, r.adj
     p[0] = 0
-    for i in range(n):
+    for i in range(r.n):
         p[i + 1] = p[i] + sp[a[i] + 1] - sp[a[i]] - 1 + bp[b[i]] - bp[a[i] + 1]
-    out = i64s(adj, p[n])
-    for i in range(n):
+    for i in range(r.n):
         if stop[0] != 0:
             return 1
         q = p[i]
@@ -84,326 +111,339 @@ def fill_lists(slo, shi, n, ns, ptr, adj, sp_out, sm_out, stop_):
         for k in range(bp[a[i] + 1], bp[b[i]]):
             out[q] = by[k]
             q += 1
-    o, m = i64s(sp_out, ns + 1), i64s(sm_out, sp[ns])
-    for s in range(ns + 1):
-        o[s] = sp[s]
-    for k in range(sp[ns]):
-        m[k] = sm[k]
+    for s in range(r.ns + 1):
+        r.member_ptr[s] = sp[s]
+    for k in range(sp[r.ns]):
+        r.member[k] = sm[k]
     return 0
 
 
+# ---------------------------------------------------------------- placing, and taking back
 @exact
-def _undo(fr, f, cnt, out, size, a, b, total, cuts, mino, t_mino, secmin, secarg, t_sec, t_out):
+def _place(s, i, o):
+    """Put i at offset o; returns 1 when a border between two sections became free."""
+    c, z = s.count, s.size[i]
+    s.offset[i] = o
+    s.least[i] += BIG                           # a placed buffer is beyond every comparison
+    s.placed[c.placed] = i
+    c.placed += 1
+    for x in range(s.lower[i], s.upper[i]):
+        s.total[x] -= z
+    split = 0
+    for x in range(s.lower[i] + 1, s.upper[i]):
+        s.crossing[x] -= 1
+        split |= s.crossing[x] == 0
+    return split
+
+
+@exact
+def _undo(s, f):
     """Rewind to the state in which frame f had placed nothing."""
-    while cnt[2] > fr[f, T_OUT]:
-        cnt[2] -= 1
-        i = t_out[cnt[2]]
-        out[i] = -1
-        mino[i] -= BIG
-        for s in range(a[i], b[i]):
-            total[s] += size[i]
-        for s in range(a[i] + 1, b[i]):
-            cuts[s] += 1
-    while cnt[0] > fr[f, T_MINO]:
-        cnt[0] -= 1
-        mino[t_mino[cnt[0], 0]] = t_mino[cnt[0], 1]
-    while cnt[1] > fr[f, T_SEC]:
-        cnt[1] -= 1
-        s = t_sec[cnt[1], 0]
-        secmin[s] = t_sec[cnt[1], 1]
-        secarg[s] = t_sec[cnt[1], 2]
+    c, fr = s.count, s.frame
+    while c.placed > fr[f].n_placed:
+        c.placed -= 1
+        i = s.placed[c.placed]
+        z = s.size[i]
+        s.offset[i] = -1
+        s.least[i] -= BIG
+        for x in range(s.lower[i], s.upper[i]):
+            s.total[x] += z
+        for x in range(s.lower[i] + 1, s.upper[i]):
+            s.crossing[x] += 1
+    while c.lifts > fr[f].n_lifts:
+        c.lifts -= 1
+        t = s.lifts[c.lifts]
+        s.least[t.buffer] = t.least
+    while c.floors > fr[f].n_floors:
+        c.floors -= 1
+        t = s.floors[c.floors]
+        s.floor[t.section], s.floor_of[t.section] = t.floor, t.buffer
 
 
 @exact
-def _candidate(mem, m0, m1, mino, size, key, pos, passed):
-    """The place in mem of the unplaced buffer with the least (mino, place) beyond (key, pos), or -1.
+def _lift_neighbours(s, i, h):
+    """Lift unplaced neighbours of i to h; returns (whether there is one, first section of the lifted, end)."""
+    lo, hi, above = s.lower[i], s.upper[i], 0
+    n, stamp = s.count.lifts, s.count.stamp
+    for k in range(s.adj_ptr[i], s.adj_ptr[i + 1]):
+        j = s.adj[k]
+        o = s.least[j]
+        above |= o < BIG
+        if o < h:
+            s.lifts[n].buffer = j
+            s.lifts[n].least = o
+            n += 1
+            s.least[j] = h
+            s.lifted_at[j] = stamp
+            lo = min(lo, s.lower[j])
+            hi = max(hi, s.upper[j])
+    s.count.lifts = n
+    return above, lo, hi
 
-    passed: the offset at which complemented members were passed over."""
+
+@exact
+def _least_in(s, x, enough):
+    """(least offset of the unplaced buffers of section x, one that has it); stops at the first that is <= enough."""
+    v, w = BIG, np.int64(-1)
+    for k in range(s.member_ptr[x], s.member_ptr[x + 1]):
+        j = s.member[k]
+        if s.least[j] < v:
+            v, w = s.least[j], j
+            if v <= enough:
+                break
+    return (np.int64(0), w) if w < 0 else (v, w)
+
+
+@exact
+def _raise_floors(s, i, lo, hi):
+    """Bring the floors of sections [lo, hi) up to date after i was placed; 1 fine, 0 some section cannot hold its
+    rest, -1 the trail is full."""
+    o, ok, stamp = s.offset[i], 1, s.count.stamp
+    h = o + s.size[i]
+    for x in range(lo, hi):
+        j = s.floor_of[x]
+        inside = s.lower[i] <= x < s.upper[i]
+        if not inside and (j < 0 or s.lifted_at[j] != stamp):
+            continue
+        n = s.count.floors
+        if n >= s.n_floors:
+            return -1
+        s.floors[n].section = x
+        s.floors[n].floor = s.floor[x]
+        s.floors[n].buffer = j
+        s.count.floors = n + 1
+        if s.total[x] == 0:
+            s.floor[x], s.floor_of[x] = 0, -1
+            continue
+        s.floor[x], s.floor_of[x] = _least_in(s, x, h if inside else s.floor[x])
+        if max(s.floor[x], o) + s.total[x] > s.cap:
+            ok = 0
+            break
+    return ok
+
+
+# ---------------------------------------------------------------- what may be placed
+@exact
+def _candidate(s, f):
+    """The place in the list of frame f of the unplaced buffer with the least (offset, place) beyond (key, pos); -1."""
+    key, pos, passed = s.frame[f].key, s.frame[f].pos, s.frame[f].passed
     best, best_o, least_top = np.int64(-1), BIG, BIG
-    for k in range(m0, m1):
-        i = mem[k]
+    for k in range(s.frame[f].first, s.frame[f].end):
+        i = s.list[k]
         out = i < 0
         i = ~i if out else i
-        o = mino[i]
-        least_top = min(least_top, o + size[i])
+        o = s.least[i]
+        least_top = min(least_top, o + s.size[i])
         if key <= o < best_o and (o > key or k > pos) and not (out and o == passed):
             best, best_o = k, o
     return best if best_o < least_top else np.int64(-1)
 
 
 @exact
-def _sections_hold(total, secmin, lo, hi, o, cap):
+def _sections_hold(s, lo, hi, o):
     """Whether every section of [lo, hi) can take what is left of it at or above offset o."""
     bad = 0
-    for s in range(lo, hi):
-        bad |= max(secmin[s], o) + total[s] > cap
+    for x in range(lo, hi):
+        bad |= max(s.floor[x], o) + s.total[x] > s.cap
     return bad == 0
 
 
 @exact
-def _raise_neighbours(i, h, ptr, adj, mino, a, b, touched, stamp, cnt, t_mino):
-    """Lift unplaced neighbours of i to h; returns (whether there is one, first section of the lifted, end)."""
-    lo, hi, hat = a[i], b[i], 0
-    n = cnt[0]
-    for k in range(ptr[i], ptr[i + 1]):
-        j = adj[k]
-        o = mino[j]
-        hat |= o < BIG
-        if o < h:
-            t_mino[n, 0] = j
-            t_mino[n, 1] = o
-            n += 1
-            mino[j] = h
-            touched[j] = stamp
-            lo = min(lo, a[j])
-            hi = max(hi, b[j])
-    cnt[0] = n
-    return hat, lo, hi
-
-
-@exact
-def _least_in(s, floor, sp, sm, mino):
-    """(least offset of the unplaced buffers of section s, one that has it); stops at the first that is <= floor."""
-    v, w = BIG, np.int64(-1)
-    for k in range(sp[s], sp[s + 1]):
-        j = sm[k]
-        if mino[j] < v:
-            v, w = mino[j], j
-            if v <= floor:
-                break
-    return (np.int64(0), w) if w < 0 else (v, w)
-
-
-@exact
-def _refresh(i, o, h, lo, hi, sp, sm, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt, t_sec):
-    """Bring secmin up to date after i went to o; 1 fine, 0 some section cannot hold its rest, -1 trail full."""
-    ok = 1
-    for s in range(lo, hi):
-        j = secarg[s]
-        inside = a[i] <= s < b[i]
-        if not inside and (j < 0 or touched[j] != stamp):
-            continue
-        n = cnt[1]
-        if n >= len(t_sec):
-            return -1
-        t_sec[n, 0] = s
-        t_sec[n, 1] = secmin[s]
-        t_sec[n, 2] = j
-        cnt[1] = n + 1
-        if total[s] == 0:
-            secmin[s], secarg[s] = 0, -1
-            continue
-        secmin[s], secarg[s] = _least_in(s, h if inside else secmin[s], sp, sm, mino)
-        if max(secmin[s], o) + total[s] > cap:
-            ok = 0
-            break
-    return ok
-
-
-@exact
-def _room_above(i, h, a, b, size, total, cap):
+def _room_above(s, i, h):
     """Sections of i: whatever is left there has to go above h."""
-    for s in range(a[i], b[i]):
-        rest = total[s] - size[i]
-        if rest > 0 and h + rest > cap:
+    z = s.size[i]
+    for x in range(s.lower[i], s.upper[i]):
+        rest = s.total[x] - z
+        if rest > 0 and h + rest > s.cap:
             return False
     return True
 
 
+# ---------------------------------------------------------------- parts
 @exact
-def _place(i, o, a, b, size, out, mino, total, cuts, t_out, cnt):
-    """Put i at offset o; returns 1 when a border between two sections became free."""
-    out[i] = o
-    mino[i] += BIG                              # a placed buffer is beyond every comparison
-    t_out[cnt[2]] = i
-    cnt[2] += 1
-    for s in range(a[i], b[i]):
-        total[s] -= size[i]
-    split = 0
-    for s in range(a[i] + 1, b[i]):
-        cuts[s] -= 1
-        split |= cuts[s] == 0
-    return split
-
-
-@exact
-def _next_part(fr, p, total, cuts):
+def _next_part(s, p):
     """Sections [lo, hi) of the next part below frame p; (0, 0) when what is next is empty."""
-    lo, hi = fr[p, NEXT], fr[p, END]
-    if fr[p, SPLIT]:
+    fr = s.frame
+    lo, hi = fr[p].next, fr[p].next_end
+    if fr[p].split:
         hi = lo + 1
-        while hi < fr[p, END] and cuts[hi] > 0:
+        while hi < fr[p].next_end and s.crossing[hi] > 0:
             hi += 1
-    fr[p, NEXT] = hi
-    if hi == lo + 1 and total[lo] == 0:
+    fr[p].next = hi
+    if hi == lo + 1 and s.total[lo] == 0:
         return np.int64(0), np.int64(0)
     return lo, hi
 
 
 @exact
-def _fill_sections(n, a, b, size, out, total, cuts, secarg, stop):
-    """Nothing placed: bytes per section, buffers across each border, one buffer of each section."""
-    for i in range(n):
-        if stop[0] != 0:
-            return
-        out[i] = -1
-        for s in range(a[i], b[i]):
-            total[s] += size[i]
-            secarg[s] = i
-        for s in range(a[i] + 1, b[i]):
-            cuts[s] += 1
-
-
-@exact
-def _before(i, j, key):
+def _before(s, i, j):
     """Whether buffer i ranks before j: larger keys first, then the smaller number."""
     for c in range(3):
-        if key[i, c] != key[j, c]:
-            return key[i, c] > key[j, c]
+        if s.key[i].by[c] != s.key[j].by[c]:
+            return s.key[i].by[c] > s.key[j].by[c]
     return i < j
 
 
 @exact
-def _rank(mem, m0, m1, rule, a, b, size, width, total, key):
-    """Sort mem[m0:m1] by what is unplaced now, in the order of the rule's keys."""
-    t = 2 if rule == WAT else 0
-    w = 0 if rule == WAT else 1 if rule == TWA else 2
+def _rank(s, f):
+    """Sort the list of frame f by what is unplaced now, in the order of the rule's keys."""
+    m0, m1 = s.frame[f].first, s.frame[f].end
+    t = 2 if s.rule == WAT else 0
+    w = 0 if s.rule == WAT else 1 if s.rule == TWA else 2
     for k in range(m0, m1):
-        i = max(mem[k], ~mem[k])
+        i = max(s.list[k], ~s.list[k])
         most = np.int64(0)
-        for s in range(a[i], b[i]):
-            most = max(most, total[s])
-        key[i, t], key[i, w], key[i, 3 - t - w] = most, width[i], float(size[i]) * width[i]
+        for x in range(s.lower[i], s.upper[i]):
+            most = max(most, s.total[x])
+        by = s.key[i].by
+        by[t], by[w], by[3 - t - w] = most, s.width[i], float(s.size[i]) * s.width[i]
     gap = 1
     while gap < (m1 - m0) // 3:
         gap = 3 * gap + 1
     while gap > 0:                              # Shell sort: lists come almost sorted
         for k in range(m0 + gap, m1):
-            x, r = mem[k], k
+            x, r = s.list[k], k
             i = max(x, ~x)
-            while r >= m0 + gap and _before(i, max(mem[r - gap], ~mem[r - gap]), key):
-                mem[r] = mem[r - gap]
+            while r >= m0 + gap and _before(s, i, max(s.list[r - gap], ~s.list[r - gap])):
+                s.list[r] = s.list[r - gap]
                 r -= gap
-            mem[r] = x
+            s.list[r] = x
         gap //= 3
 
 
 @exact
-def _open_part(fr, p, f, lo, hi, mem, mtop, out, mino, a, b):
-    """Frame f for part [lo, hi) below p; returns the new top of the member stack, -1 when it is full.
+def _list_members(s, p, f):
+    """Frame f gets the list of its parent p, or one of its own; False when the lists are full.
 
-    A list of its own complements the members that were passed over at offset KEY; POS is before its first."""
-    fr[f, PARENT], fr[f, LO], fr[f, HI] = p, lo, hi
-    fr[f, KEY], fr[f, POS], fr[f, PASSED] = fr[p, KEY], fr[p, POS], fr[p, PASSED]
-    fr[f, MTOP] = mtop
-    m0, m1, at = fr[p, M0], fr[p, M1], fr[p, KEY]
-    whole = lo == fr[p, LO] and hi == fr[p, HI]
-    if whole:
-        if 2 * (fr[p, LEFT] - 1) > m1 - m0:     # else worth a list without the placed ones
-            fr[f, M0], fr[f, M1], fr[f, LEFT] = m0, m1, fr[p, LEFT] - 1
-            return mtop
-    top = mtop
-    if top + m1 - m0 > len(mem):
-        return np.int64(-1)
-    for k in range(m0, m1):
-        x = mem[k]
+    A list of its own complements the members that were passed over at offset key; pos is before its first."""
+    fr, c = s.frame, s.count
+    first, end, at, top = fr[p].first, fr[p].end, fr[p].key, c.list
+    if fr[f].lo == fr[p].lo and fr[f].hi == fr[p].hi:
+        if 2 * (fr[p].left - 1) > end - first:  # else worth a list without the placed ones
+            fr[f].first, fr[f].end, fr[f].left = first, end, fr[p].left - 1
+            return True
+    if top + end - first > s.n_list:
+        return False
+    fr[f].first = top
+    for k in range(first, end):
+        x = s.list[k]
         i = max(x, ~x)
-        if out[i] < 0 and a[i] < hi and lo < b[i]:
-            gone = mino[i] == at and (k <= fr[p, POS] or x < 0 and fr[p, PASSED] == at)
-            mem[top] = ~i if gone else i
+        if s.offset[i] < 0 and s.lower[i] < fr[f].hi and fr[f].lo < s.upper[i]:
+            gone = s.least[i] == at and (k <= fr[p].pos or x < 0 and fr[p].passed == at)
+            s.list[top] = ~i if gone else i
             top += 1
-    fr[f, M0], fr[f, M1], fr[f, LEFT] = mtop, top, top - mtop
-    fr[f, POS], fr[f, PASSED] = mtop - 1, at
-    return top
+    fr[f].end, fr[f].left = top, top - fr[f].first
+    fr[f].pos, fr[f].passed = fr[f].first - 1, at
+    c.list = top
+    return True
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def search(slo, shi, size_, width_, n, ns, ptr_, adj_, sp_, sm_, order, rule, cap, node_limit, stop_, out_, stats):
-    """FOUND with offsets in out, INFEASIBLE (proved), NODE_LIMIT or TRAIL_FULL.  order: buffers, best rank first;
-    rule: how parts are ranked anew, or KEEP; stop: a word, the search ends as at its limit once it is not 0;
-    stats: nodes, most buffers placed at once."""
-    stop = i64s(stop_, 1)
-    a, b, size, out = i64s(slo, n), i64s(shi, n), i64s(size_, n), i64s(out_, n)
-    ptr, sp, st, width = i64s(ptr_, n + 1), i64s(sp_, ns + 1), i64s(stats, 2), i64s(width_, n)
-    adj, sm = i64s(adj_, ptr[n]), i64s(sm_, sp[ns])
-    mino, touched = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    total, cuts = np.zeros(ns, np.int64), np.zeros(ns + 1, np.int64)
-    secmin, secarg = np.zeros(ns, np.int64), np.full(ns, -1, np.int64)
-    _fill_sections(n, a, b, size, out, total, cuts, secarg, stop)
-    cnt = np.zeros(3, np.int64)                 # lengths of the three trails
-    t_mino, t_out = np.empty((ptr[n] + 1, 2), np.int64), np.empty(n + 1, np.int64)
-    t_sec = np.empty((min(ns * (n + 1) + 1, MAX_TRAIL), 3), np.int64)
-    mem = np.empty(min(n * (n + 3) // 2 + 64, MAX_TRAIL), np.int64)
-    fr, key = np.empty((2 * n + 8, FRAME), np.int64), np.empty((n, 3), np.float64)
-    q = i64s(order, n)
-    for k in range(n):
-        mem[k] = q[k]
-    mtop = np.int64(n)
-    st[0] = st[1] = 0
-    if stop[0] != 0:                            # whatever is above may not be whole
-        return NODE_LIMIT
-    if not _sections_hold(total, secmin, 0, ns, 0, cap):
-        return INFEASIBLE
-    # frame 0 stands for "nothing placed yet"; its one part is everything
-    fr[0, PARENT], fr[0, LO], fr[0, HI], fr[0, M0], fr[0, M1], fr[0, KEY], fr[0, POS] = -1, 0, ns, 0, n, 0, -1
-    fr[0, NEXT], fr[0, END], fr[0, SPLIT], fr[0, LEFT], fr[0, PASSED] = 0, ns, 1, n + 1, -1
-    p, top, stamp, nodes = 0, 0, 0, 0
+@exact
+def _open_part(s, p):
+    """A frame for the next part below frame p, or below its nearest ancestor that has one: (its number, GO_ON), or
+    (0, the status that ends the search)."""
+    fr, c = s.frame, s.count
     while True:
-        # ---- the next part below p, or of the nearest ancestor that has one
-        while p >= 0 and fr[p, NEXT] >= fr[p, END]:
-            p = fr[p, PARENT]
+        while p >= 0 and fr[p].next >= fr[p].next_end:
+            p = fr[p].parent
         if p < 0:
-            st[0] = nodes
-            return FOUND
-        lo, hi = _next_part(fr, p, total, cuts)
-        if lo == hi:
+            return np.int64(0), FOUND
+        lo, hi = _next_part(s, p)
+        if lo != hi:
+            break
+    c.frames += 1
+    f = c.frames
+    fr[f].parent, fr[f].lo, fr[f].hi = p, lo, hi
+    fr[f].key, fr[f].pos, fr[f].passed = fr[p].key, fr[p].pos, fr[p].passed
+    fr[f].list_top = c.list
+    if not _list_members(s, p, f):
+        return np.int64(0), TRAIL_FULL
+    if s.rule != KEEP and (p == 0 or hi - lo < fr[p].hi - fr[p].lo):
+        _rank(s, f)
+    fr[f].above, fr[f].n_lifts, fr[f].n_floors, fr[f].n_placed = 1, c.lifts, c.floors, c.placed
+    return f, GO_ON
+
+
+@exact
+def _decide(s, f):
+    """Place the next candidate of frame f, or of its nearest ancestor that has one left and holds with it: (the frame
+    that placed one, GO_ON), or (0, the status that ends the search)."""
+    fr, c = s.frame, s.count
+    while True:
+        k = _candidate(s, f)
+        i = max(s.list[k], ~s.list[k]) if k >= 0 else k
+        ok = k >= 0 and fr[f].above == 1
+        if ok and s.least[i] > fr[f].key:       # else checked when the frame was made
+            ok = _sections_hold(s, fr[f].lo, fr[f].hi, s.least[i])
+        if not ok:
+            f = fr[f].parent
+            if f == 0:
+                return np.int64(0), INFEASIBLE
+            _undo(s, f)
+            c.frames = f
+            c.list = fr[f].end if fr[f].first >= fr[f].list_top else fr[f].list_top
             continue
-        top += 1
-        f = top
-        mtop = _open_part(fr, p, f, lo, hi, mem, mtop, out, mino, a, b)
-        if mtop < 0:
-            return TRAIL_FULL
-        if rule != KEEP and (p == 0 or hi - lo < fr[p, HI] - fr[p, LO]):
-            _rank(mem, fr[f, M0], fr[f, M1], rule, a, b, size, width, total, key)
-        fr[f, HAT], fr[f, T_MINO], fr[f, T_SEC], fr[f, T_OUT] = 1, cnt[0], cnt[1], cnt[2]
-        # ---- try candidates of frame f; fall back to ancestors when there is none left
-        while True:
-            k = _candidate(mem, fr[f, M0], fr[f, M1], mino, size, fr[f, KEY], fr[f, POS], fr[f, PASSED])
-            i = max(mem[k], ~mem[k])
-            ok = k >= 0 and fr[f, HAT] == 1
-            if ok and mino[i] > fr[f, KEY]:     # else checked when the frame was made
-                ok = _sections_hold(total, secmin, fr[f, LO], fr[f, HI], mino[i], cap)
-            if not ok:
-                f = fr[f, PARENT]
-                if f == 0:
-                    st[0] = nodes
-                    return INFEASIBLE
-                _undo(fr, f, cnt, out, size, a, b, total, cuts, mino, t_mino, secmin, secarg, t_sec, t_out)
-                top = f
-                mtop = fr[f, M1] if fr[f, M0] >= fr[f, MTOP] else fr[f, MTOP]
-                continue
-            nodes += 1
-            if nodes > node_limit or stop[0] != 0:
-                st[0] = nodes
-                return NODE_LIMIT
-            o = mino[i]
-            h = o + size[i]
-            fr[f, KEY], fr[f, POS] = o, k
-            if h > cap or not _room_above(i, h, a, b, size, total, cap):
-                continue
-            split = _place(i, o, a, b, size, out, mino, total, cuts, t_out, cnt)
-            st[1] = max(st[1], cnt[2])
-            stamp += 1
-            fr[f, HAT], s0, s1 = _raise_neighbours(i, h, ptr, adj, mino, a, b, touched, stamp, cnt, t_mino)
-            ok = _refresh(i, o, h, s0, s1, sp, sm, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt,
-                          t_sec)
-            if ok < 0:
-                return TRAIL_FULL
-            if ok:
-                fr[f, NEXT], fr[f, END], fr[f, SPLIT] = fr[f, LO], fr[f, HI], split
-                p = f
-                break
-            _undo(fr, f, cnt, out, size, a, b, total, cuts, mino, t_mino, secmin, secarg, t_sec, t_out)
+        c.nodes += 1
+        if c.nodes > s.node_limit or s.stop[0] != 0:
+            return np.int64(0), NODE_LIMIT
+        o = s.least[i]
+        h = o + s.size[i]
+        fr[f].key, fr[f].pos = o, k
+        if h > s.cap or not _room_above(s, i, h):
+            continue
+        split = _place(s, i, o)
+        c.most_placed = max(c.most_placed, c.placed)
+        c.stamp += 1
+        fr[f].above, lo, hi = _lift_neighbours(s, i, h)
+        holds = _raise_floors(s, i, lo, hi)
+        if holds < 0:
+            return np.int64(0), TRAIL_FULL
+        if holds:
+            fr[f].next, fr[f].next_end, fr[f].split = fr[f].lo, fr[f].hi, split
+            return f, GO_ON
+        _undo(s, f)
+
+
+# ---------------------------------------------------------------- the search
+@exact
+def _begin(s):
+    """Nothing placed: bytes per section, buffers across each border, one buffer of each section.  Frame 0 stands for
+    that; its one part is everything."""
+    for i in range(s.n):
+        if s.stop[0] != 0:
+            return
+        s.list[i], s.offset[i] = s.order[i], -1
+        for x in range(s.lower[i], s.upper[i]):
+            s.total[x] += s.size[i]
+            s.floor_of[x] = i
+        for x in range(s.lower[i] + 1, s.upper[i]):
+            s.crossing[x] += 1
+    fr, c = s.frame, s.count
+    fr[0].parent, fr[0].lo, fr[0].hi, fr[0].first, fr[0].end, fr[0].key, fr[0].pos = -1, 0, s.ns, 0, s.n, 0, -1
+    fr[0].next, fr[0].next_end, fr[0].split, fr[0].left, fr[0].passed = 0, s.ns, 1, s.n + 1, -1
+    c.lifts, c.floors, c.placed, c.list, c.frames, c.stamp = 0, 0, 0, s.n, 0, 0
+
+
+@native("i64(i64)")
+def search(address):
+    """FOUND with the offsets of a SEARCH record, INFEASIBLE (proved), NODE_LIMIT or TRAIL_FULL.
+
+    order: buffers, best rank first; rule: how parts are ranked anew, or KEEP; stop: a word, the search ends as at its
+    limit once it is not 0; nodes: search nodes; most_placed: most buffers placed at once."""
+    s = search_at(address)
+    _begin(s)
+    if s.stop[0] != 0:                          # whatever is above may not be whole
+        return NODE_LIMIT
+    if not _sections_hold(s, 0, s.ns, 0):
+        return INFEASIBLE
+    f, status = np.int64(0), GO_ON
+    while True:
+        f, status = _open_part(s, f)
+        if status != GO_ON:
+            return status
+        f, status = _decide(s, f)
+        if status != GO_ON:
+            return status
 
 
 KERNELS = (count_pairs, fill_lists, search)
@@ -415,20 +455,23 @@ class CanonicalSearch:
 
     def __init__(self, inst, stop=NEVER):
         self.inst, n, ns = inst, inst.n, inst.ns
-        self.width = inst.hi - inst.lo
         n_pairs = count_pairs(inst.slo, inst.shi, n, ns)
         self.possible = n_pairs <= MAX_PAIRS            # else the lists are too large, or time was up before they stood
         if not self.possible:
             return
-        self.ptr, self.adj = np.empty(n + 1, np.int64), np.empty(max(n_pairs, 1), np.int64)
-        self.sp, self.sm = np.empty(ns + 1, np.int64), np.empty(int((inst.shi - inst.slo).sum()), np.int64)
-        self.possible = fill_lists(inst.slo, inst.shi, n, ns, self.ptr, self.adj, self.sp, self.sm, stop) == 0
+        lists = LISTS.of(n=n, ns=ns, lower=inst.slo, upper=inst.shi, stop=stop, n_pairs=n_pairs,
+                         n_members=int((inst.shi - inst.slo).sum()))
+        self.possible = fill_lists(lists) == 0
+        self.adj_ptr, self.adj = lists.adj_ptr, lists.adj
+        self.problem = dict(n=n, ns=ns, lower=inst.slo, upper=inst.shi, size=inst.size, width=inst.hi - inst.lo,
+                            adj_ptr=lists.adj_ptr, adj=lists.adj, member_ptr=lists.member_ptr, member=lists.member)
 
     def solve(self, cap, order, node_limit, rule=KEEP, stop=NEVER):
         """Outcome with ties broken by `order`, a permutation, or in every part anew by `rule`.
 
         offsets: None unless FOUND; nodes: search nodes; placed: most buffers that were placed at once."""
-        i, offs, stats = self.inst, np.empty(self.inst.n, np.int64), np.zeros(2, np.int64)
-        status = search(i.slo, i.shi, i.size, self.width, i.n, i.ns, self.ptr, self.adj, self.sp, self.sm, order, rule,
-                        int(cap), int(node_limit), stop, offs, stats)
-        return Outcome(status, offs if status == FOUND else None, *stats.tolist())
+        n, ns = self.inst.n, self.inst.ns
+        s = SEARCH.of(**self.problem, order=order, rule=rule, cap=int(cap), node_limit=int(node_limit), stop=stop,
+                      n_list=min(n * (n + 3) // 2 + 64, MAX_TRAIL), n_floors=min(ns * (n + 1) + 1, MAX_TRAIL))
+        status, count = search(s), s.count[0]
+        return Outcome(status, s.offset if status == FOUND else None, int(count["nodes"]), int(count["most_placed"]))

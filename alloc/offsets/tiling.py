@@ -18,12 +18,10 @@ The search visits every layout in which no buffer can sink, so it misses none bu
 It complements `ggjit.alloc.offsets.search`, which is at its best where the sections are not full.
 """
 import numpy as np
-from numba import types
 
 from ggjit.alloc.offsets.greedy import NEVER
-from ggjit.ops.native.jit import array_maker, i64s, inlined, native
-
-f64s = array_maker(types.float64)
+from ggjit.ops.native.jit import exact, native
+from ggjit.ops.native.records import JitRecord, row
 
 MAX_BUFFERS = 4096              # a node looks at every section of its part
 MAX_SPARE = 1 / 4               # of all bytes of all sections: with more to spare, other searches do better
@@ -32,235 +30,267 @@ NOISE = 1.5                     # of a buffer's preference, in units of the loga
 FLUSH = 2.0                     # preference, in the same units, for a top that ends level with a neighbour
 N_KEYS = 1 << 16                # failed parts that are remembered, a power of two
 FOUND, NODE_LIMIT, EXHAUSTED = 1, -1, 0
+GO_ON = 2                       # no status yet
 MANY = np.int64(1) << np.int64(40)              # more choices than any end has
 LIFT, NONE = -1, -2             # moves that place no buffer: the front is lifted at an end; nothing was done yet
-# columns of the frame table: a frame is one decision about the end at SIDE (0 left, 1 right) of the valley [P, Q)
-PARENT, LO, HI, DONE, P, Q, SIDE, FIRST, LAST, AT, MOVE, BYTES, KEY = range(13)
+
+# one decision, about the end at `side` (0 left, 1 right) of the valley [p, q) of the part [lo, hi): its choices are
+# choice[first:last], the next one at `at`; move: the one made, which takes nbytes; key: of the part; done: of the parts
+# below, the last that was opened
+FRAME = row("parent", "lo", "hi", "done", "p", "q", "side", "first", "last", "at", "move", "nbytes", "key")
+TILING = JitRecord(
+    "TilingRecord",
+    n="i64", ns="i64", cap="i64", lower="i64[n]", upper="i64[n]", size="i64[n]",
+    begin_ptr="i64[ns + 2]", begin="i64[n]", end_ptr="i64[ns + 2]", end="i64[n]",   # by section, equals together
+    liking="f64[n]", buffer_key="i64[n]", section_key="i64[ns]",    # preferences; random words
+    failed=f"i64[{N_KEYS}]",                                        # keys of parts, kept between tries
+    node_limit="i64", stop="i64[1]", offset="i64[n]",
+    front="i64[ns] = 0", spare="i64[ns]",                           # lowest free address; bytes that may stay unused
+    crossing="i64[ns + 1] = 0", placed="i64[n] = 0",                # unplaced buffers across a border
+    key_of="i64[ns] = 0",                       # what a part is known by: its unplaced buffers and its spare bytes
+    counted="i64[2 * ns + 2] = -1", n_choices="i64[2 * ns + 2] = 0",        # by end, see _narrowest_choice
+    max_frames="i64", frame=(FRAME, "max_frames"),
+    max_choices="i64", choice="i64[max_choices + 2 * n]", score="f64[max_choices + 2 * n]",
+    valley=row("p", "q", "side"),                                   # the end with the fewest choices
+    count=row("top", "nodes"))
+tiling_at = TILING.at
 
 
-@inlined
-def _level_above(p, q, side, lo, hi, cap, front, begins, b, size, placed, enough):
+# ---------------------------------------------------------------- what may lie at an end
+@exact
+def _level_above(s, p, q, side, lo, hi, enough):
     """Bytes to the next level at which something may lie at one end of the valley [p, q) of the part [lo, hi); any
     number <= enough where there is one."""
-    here = front[p]
-    up = cap - here
+    here = s.front[p]
+    up = s.cap - here
     if p > lo:
-        up = min(up, front[p - 1] - here)
+        up = min(up, s.front[p - 1] - here)
     if q < hi:
-        up = min(up, front[q] - here)
+        up = min(up, s.front[q] - here)
     first, last = (p, q - 1) if side == 1 else (p + 1, q)
-    for s in range(first, last):
+    for x in range(first, last):
         if up <= enough:
             break
-        for k in range(begins[0][s], begins[0][s + 1]):
-            i = begins[1][k]
-            if placed[i] == 0 and b[i] <= last:
-                up = min(up, size[i])
+        for k in range(s.begin_ptr[x], s.begin_ptr[x + 1]):
+            i = s.begin[k]
+            if s.placed[i] == 0 and s.upper[i] <= last:
+                up = min(up, s.size[i])
     return up
 
 
-@inlined
-def _choices(p, q, side, begins, ends, a, b, size, placed, out, n):
-    """Write the buffers that fit into the valley [p, q) from its left or right end to out[n:]; the new n.  One of
+@exact
+def _choices(s, p, q, side, n):
+    """Write the buffers that fit into the valley [p, q) from its left or right end to choice[n:]; the new n.  One of
     equals."""
-    at, ptr, ids = (q, ends[0], ends[1]) if side == 1 else (p, begins[0], begins[1])
+    first, last = (s.end_ptr[q], s.end_ptr[q + 1]) if side == 1 else (s.begin_ptr[p], s.begin_ptr[p + 1])
     before = np.int64(-1)
-    for k in range(ptr[at], ptr[at + 1]):
-        i = ids[k]
-        if placed[i] != 0 or a[i] < p or b[i] > q:
+    for k in range(first, last):
+        i = s.end[k] if side == 1 else s.begin[k]
+        if s.placed[i] != 0 or s.lower[i] < p or s.upper[i] > q:
             continue
-        if before >= 0 and a[i] == a[before] and b[i] == b[before] and size[i] == size[before]:
+        if before >= 0 and s.lower[i] == s.lower[before] and s.upper[i] == s.upper[before] \
+                and s.size[i] == s.size[before]:
             continue
         before = i
-        out[n] = i
+        s.choice[n] = i
         n += 1
     return n
 
 
-@inlined
-def _narrowest_choice(lo, hi, cap, front, spare, begins, ends, a, b, size, placed, counted, n_choices, out, n):
-    """(choices, p, q, side) of the end with the fewest choices in the part [lo, hi), short valleys first among equals;
-    0 choices: nothing can lie at one end; -1: the part is full.
+@exact
+def _narrowest_choice(s, lo, hi, n):
+    """Choices of the end with the fewest in the part [lo, hi), short valleys first among equals; s.valley is where.
+    0: nothing can lie at one end; -1: the part is full.  Choices are written from n on.
 
     counted, n_choices: per side and end, the other end of the valley whose choices were counted, and their number."""
-    least, best_p, best_q, best_side = MANY, lo, lo, 0
+    least, v = MANY, s.valley
+    v.p, v.q, v.side = lo, lo, 0
     p = lo
     while p < hi:
-        q = p + 1
-        while q < hi and front[q] == front[p]:
+        q, here = p + 1, s.front[p]
+        while q < hi and s.front[q] == here:
             q += 1
-        if front[p] < cap and (p == lo or front[p - 1] > front[p]) and (q == hi or front[q] > front[p]):
+        if here < s.cap and (p == lo or s.front[p - 1] > here) and (q == hi or s.front[q] > here):
             for side in range(2):
-                at, end, spared = (len(front) + 1 + q, p, spare[q - 1]) if side == 1 else (p, q, spare[p])
-                if counted[at] != end:
-                    counted[at] = end
-                    n_choices[at] = _choices(p, q, side, begins, ends, a, b, size, placed, out, n) - n
-                m = n_choices[at]
+                at, end, spared = (s.ns + 1 + q, p, s.spare[q - 1]) if side == 1 else (p, q, s.spare[p])
+                if s.counted[at] != end:
+                    s.counted[at] = end
+                    s.n_choices[at] = _choices(s, p, q, side, n) - n
+                m = s.n_choices[at]
                 if m <= least and spared > 0:
-                    m += spared >= _level_above(p, q, side, lo, hi, cap, front, begins, b, size, placed, spared)
+                    m += spared >= _level_above(s, p, q, side, lo, hi, spared)
+                if m == 0 or m < least or (m == least and q - p < v.q - v.p):
+                    least = m
+                    v.p, v.q, v.side = p, q, side
                 if m == 0:
-                    return np.int64(0), p, q, side
-                if m < least or (m == least and q - p < best_q - best_p):
-                    least, best_p, best_q, best_side = m, p, q, side
+                    return np.int64(0)
         p = q
-    return least if least < MANY else np.int64(-1), best_p, best_q, best_side
+    return least if least < MANY else np.int64(-1)
 
 
-@inlined
-def _spare_key(s, spare, section_keys):
-    """What a section's spare bytes add to the key of its part."""
-    x = section_keys[s] * (2 * spare[s] + 1)
-    return x ^ ((x >> np.int64(29)) & np.int64(0x7FFFFFFFF))
-
-
-@inlined
-def _sort_choices(fr, f, front, size, a, b, like, out, score):
+@exact
+def _sort_choices(s, f):
     """The choices of frame f, the likeliest first: by preference, more for a top that is level with a neighbour."""
-    p, q, here = fr[f, P], fr[f, Q], front[fr[f, P]]
-    for k in range(fr[f, FIRST], fr[f, LAST]):
-        i = out[k]
-        worth = like[i]
-        if a[i] == p and p > fr[f, LO] and here + size[i] == front[p - 1]:
+    p, q = s.frame[f].p, s.frame[f].q
+    here = s.front[p]
+    for k in range(s.frame[f].first, s.frame[f].last):
+        i = s.choice[k]
+        worth = s.liking[i]
+        if s.lower[i] == p and p > s.frame[f].lo and here + s.size[i] == s.front[p - 1]:
             worth += FLUSH
-        if b[i] == q and q < fr[f, HI] and here + size[i] == front[q]:
+        if s.upper[i] == q and q < s.frame[f].hi and here + s.size[i] == s.front[q]:
             worth += FLUSH
         r = k
-        while r > fr[f, FIRST] and score[r - 1] < worth:
-            score[r], out[r] = score[r - 1], out[r - 1]
+        while r > s.frame[f].first and s.score[r - 1] < worth:
+            s.score[r], s.choice[r] = s.score[r - 1], s.choice[r - 1]
             r -= 1
-        score[r], out[r] = worth, i
+        s.score[r], s.choice[r] = worth, i
 
 
-@inlined
-def _apply(fr, f, sign, front, spare, crossing, a, b, placed, counted, key_of, buffer_keys, section_keys):
+# ---------------------------------------------------------------- moves
+@exact
+def _spare_key(s, x):
+    """What the spare bytes of section x add to the key of its part."""
+    word = s.section_key[x] * (2 * s.spare[x] + 1)
+    return word ^ ((word >> np.int64(29)) & np.int64(0x7FFFFFFFF))
+
+
+@exact
+def _apply(s, f, sign):
     """Make (sign 1) or take back (-1) the move of frame f; what was counted at the ends of its buffer holds no more."""
-    i, amount = fr[f, MOVE], fr[f, BYTES]
+    i, by = s.frame[f].move, sign * s.frame[f].nbytes
     if i == LIFT:
-        end = fr[f, Q] - 1 if fr[f, SIDE] == 1 else fr[f, P]
-        key_of[end] ^= _spare_key(end, spare, section_keys)
-        front[end] += sign * amount
-        spare[end] -= sign * amount
-        key_of[end] ^= _spare_key(end, spare, section_keys)
+        end = s.frame[f].q - 1 if s.frame[f].side == 1 else s.frame[f].p
+        s.key_of[end] ^= _spare_key(s, end)
+        s.front[end] += by
+        s.spare[end] -= by
+        s.key_of[end] ^= _spare_key(s, end)
     elif i >= 0:
-        key_of[a[i]] ^= buffer_keys[i]
-        placed[i] += sign
-        counted[a[i]] = counted[len(front) + 1 + b[i]] = -1
-        for s in range(a[i], b[i]):
-            front[s] += sign * amount
-        for s in range(a[i] + 1, b[i]):
-            crossing[s] -= sign
+        s.key_of[s.lower[i]] ^= s.buffer_key[i]
+        s.placed[i] += sign
+        s.counted[s.lower[i]] = s.counted[s.ns + 1 + s.upper[i]] = -1
+        for x in range(s.lower[i], s.upper[i]):
+            s.front[x] += by
+        for x in range(s.lower[i] + 1, s.upper[i]):
+            s.crossing[x] -= sign
 
 
-@inlined
-def _next_part(fr, f, crossing):
+@exact
+def _next_move(s, f):
+    """Take the next choice of frame f, of its parent where none is left, after all moves above it are taken back; the
+    frame that moved, or 0 when there is none."""
+    while True:
+        if f == 0:
+            return f
+        while s.count.top > f or s.frame[f].move != NONE:
+            top = s.count.top
+            _apply(s, top, -1)
+            s.frame[top].move = NONE
+            if top > f:
+                s.count.top = top - 1
+        if s.frame[f].at < s.frame[f].last:
+            break
+        key = s.frame[f].key
+        if key != 0:
+            s.failed[key & (N_KEYS - 1)] = key
+        f = s.frame[f].parent
+    r = s.frame[f]
+    i = s.choice[r.at]
+    r.at += 1
+    if i >= 0:
+        r.nbytes, s.offset[i] = s.size[i], s.front[r.p]
+    else:
+        r.nbytes = _level_above(s, r.p, r.q, r.side, r.lo, r.hi, 0)
+    r.move, r.done = i, 0
+    _apply(s, f, 1)
+    return f
+
+
+# ---------------------------------------------------------------- parts
+@exact
+def _next_part(s, f):
     """Sections [lo, hi) of the next part of frame f, the shortest first; lo == hi where there is none.  Parts that are
     full have fallen into single sections, which come before and are not taken twice."""
-    best, lo = np.int64(0), fr[f, LO]
-    for s in range(fr[f, LO] + 1, fr[f, HI] + 1):
-        if s == fr[f, HI] or crossing[s] == 0:
-            here = ((s - lo) << np.int64(32)) + lo
-            if here > fr[f, DONE] and (best == 0 or here < best):
+    best, lo, end, done = np.int64(0), s.frame[f].lo, s.frame[f].hi, s.frame[f].done
+    for x in range(lo + 1, end + 1):
+        if x == end or s.crossing[x] == 0:
+            here = ((x - lo) << np.int64(32)) + lo
+            if here > done and (best == 0 or here < best):
                 best = here
-            lo = s
+            lo = x
     lo = best & 0xFFFFFFFF
-    fr[f, DONE] = best if best else fr[f, DONE]
+    s.frame[f].done = best if best else done
     return lo, lo + (best >> np.int64(32))
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def tile(slo, shi, size_, n, ns, spare_, cap, by_begin, by_end, like_, keys_, failed_, node_limit, stop_, out_):
-    """One try.  FOUND with offsets in out, NODE_LIMIT, or EXHAUSTED: there is no layout.
+@exact
+def _open_part(s, parent, lo, hi, m):
+    """A frame for the end in s.valley, which has m choices; its parent where the part is known to fail."""
+    key, v = np.int64(0), s.valley
+    if m > 1:
+        for x in range(lo, hi):
+            key ^= s.key_of[x]
+    if m == 0 or m > 1 and s.failed[key & (N_KEYS - 1)] == key:
+        return parent
+    first = s.frame[s.count.top].last
+    s.count.top += 1
+    f = s.count.top
+    r = s.frame[f]
+    r.parent, r.lo, r.hi, r.p, r.q, r.side = parent, lo, hi, v.p, v.q, v.side
+    r.first, r.at, r.key, r.move = first, first, key, NONE
+    r.last = _choices(s, v.p, v.q, v.side, first)
+    _sort_choices(s, f)
+    if r.last - first < m:
+        s.choice[r.last] = LIFT
+        r.last += 1
+    return f
 
-    spare: bytes of every section that stay unused; by_begin, by_end: sections + 1 places, then buffers, equals side by
-    side; like: preferences; keys: random, of buffers and then of sections; failed: N_KEYS keys of parts, kept between
-    tries; out[n]: nodes."""
-    stop, a, b, size, out = i64s(stop_, 1), i64s(slo, n), i64s(shi, n), i64s(size_, n), i64s(out_, n + 1)
-    begins = i64s(by_begin, ns + 2), i64s(by_begin + 8 * (ns + 2), n)
-    ends = i64s(by_end, ns + 2), i64s(by_end + 8 * (ns + 2), n)
-    like, buffer_keys, section_keys = f64s(like_, n), i64s(keys_, n), i64s(keys_ + 8 * n, ns)
-    failed, spare = i64s(failed_, N_KEYS), i64s(spare_, ns).copy()
-    front, crossing, placed = np.zeros(ns, np.int64), np.zeros(ns + 1, np.int64), np.zeros(n, np.int64)
-    counted, n_choices = np.full(2 * ns + 2, -1, np.int64), np.zeros(2 * ns + 2, np.int64)
-    key_of = np.zeros(ns, np.int64)             # what a part is known by: its unplaced buffers and its spare bytes
-    for i in range(n):
-        key_of[a[i]] ^= buffer_keys[i]
-        for s in range(a[i] + 1, b[i]):
-            crossing[s] += 1
-    for s in range(ns):
-        key_of[s] ^= _spare_key(s, spare, section_keys)
-    max_frames, max_choices = 4 * n + 64, 16 * n + 256
-    fr = np.zeros((max_frames, 13), np.int64)
-    choice, score = np.zeros(max_choices + 2 * n, np.int64), np.zeros(max_choices + 2 * n, np.float64)
-    fr[0, PARENT], fr[0, HI], fr[0, MOVE] = -1, ns, NONE
-    parent, top, nodes = np.int64(0), np.int64(0), np.int64(0)
+
+@exact
+def _begin(s):
+    """Nothing placed; frame 0 stands for that."""
+    r = s.frame[0]
+    r.parent, r.lo, r.hi, r.done, r.move, r.first, r.last = -1, 0, s.ns, 0, NONE, 0, 0
+    for i in range(s.n):
+        s.key_of[s.lower[i]] ^= s.buffer_key[i]
+        for x in range(s.lower[i] + 1, s.upper[i]):
+            s.crossing[x] += 1
+    for x in range(s.ns):
+        s.key_of[x] ^= _spare_key(s, x)
+
+
+@native("i64(i64)")
+def tile(address):
+    """One try over a TILING record.  FOUND, with its offsets, NODE_LIMIT, or EXHAUSTED: there is no layout."""
+    s = tiling_at(address)
+    _begin(s)
+    parent = np.int64(0)
     while True:
-        # ---- the next part below `parent`, or of the nearest ancestor that has one
-        lo, hi = _next_part(fr, parent, crossing)
-        while lo == hi and parent > 0:
-            parent = fr[parent, PARENT]
-            lo, hi = _next_part(fr, parent, crossing)
+        lo, hi = _next_part(s, parent)
+        while lo == hi and parent > 0:          # of the nearest ancestor that has one
+            parent = s.frame[parent].parent
+            lo, hi = _next_part(s, parent)
         if lo == hi:
-            out[n] = nodes
             return FOUND
-        nodes += 1
-        first = fr[top, LAST]
-        if nodes > node_limit or stop[0] != 0 or top + 1 == max_frames or first >= max_choices:
-            out[n] = nodes
+        s.count.nodes += 1
+        first = s.frame[s.count.top].last
+        if s.count.nodes > s.node_limit or s.stop[0] != 0 or s.count.top + 1 == s.max_frames or first >= s.max_choices:
             return NODE_LIMIT
-        m, p, q, side = _narrowest_choice(lo, hi, cap, front, spare, begins, ends, a, b, size, placed, counted,
-                                          n_choices, choice, first)
+        m = _narrowest_choice(s, lo, hi, first)
         if m < 0:
             continue
-        f, key = parent, np.int64(0)
-        if m > 0:
-            if m > 1:
-                for s in range(lo, hi):
-                    key ^= key_of[s]
-            if m == 1 or failed[key & (N_KEYS - 1)] != key:
-                top += 1
-                f = top
-                fr[f, PARENT], fr[f, LO], fr[f, HI], fr[f, P], fr[f, Q], fr[f, SIDE] = parent, lo, hi, p, q, side
-                fr[f, FIRST], fr[f, AT], fr[f, KEY], fr[f, MOVE] = first, first, key, NONE
-                fr[f, LAST] = _choices(p, q, side, begins, ends, a, b, size, placed, choice, first)
-                _sort_choices(fr, f, front, size, a, b, like, choice, score)
-                if fr[f, LAST] - first < m:
-                    choice[fr[f, LAST]] = LIFT
-                    fr[f, LAST] += 1
-        # ---- the next choice of frame f, of its parent where none is left
-        while True:
-            if f == 0:
-                out[n] = nodes
-                return EXHAUSTED
-            while top > f or fr[f, MOVE] != NONE:
-                _apply(fr, top, -1, front, spare, crossing, a, b, placed, counted, key_of, buffer_keys,
-                       section_keys)
-                fr[top, MOVE] = NONE
-                if top > f:
-                    top -= 1
-            if fr[f, AT] < fr[f, LAST]:
-                break
-            if fr[f, KEY] != 0:
-                failed[fr[f, KEY] & (N_KEYS - 1)] = fr[f, KEY]
-            f = fr[f, PARENT]
-        i = choice[fr[f, AT]]
-        fr[f, AT] += 1
-        if i >= 0:
-            fr[f, BYTES], out[i] = size[i], front[fr[f, P]]
-        else:
-            fr[f, BYTES] = _level_above(fr[f, P], fr[f, Q], fr[f, SIDE], fr[f, LO], fr[f, HI], cap, front, begins, b,
-                                        size, placed, 0)
-        fr[f, MOVE], fr[f, DONE] = i, 0
-        _apply(fr, f, 1, front, spare, crossing, a, b, placed, counted, key_of, buffer_keys, section_keys)
-        parent = f
+        parent = _next_move(s, _open_part(s, parent, lo, hi, m))
+        if parent == 0:
+            return EXHAUSTED
 
 
 KERNELS = (tile,)
 
 
 def _lists(at, order, ns):
-    """Sections + 2 places into, then the buffers of `order` by their section `at`."""
+    """(ptr, ids): the buffers of `order` by their section `at`."""
     ids = order[np.argsort(at[order], kind="stable")]
-    return np.concatenate([np.searchsorted(at[ids], np.arange(ns + 2)), ids]).astype(np.int64)
+    return np.searchsorted(at[ids], np.arange(ns + 2)).astype(np.int64), ids.astype(np.int64)
 
 
 class Tiling:
@@ -283,14 +313,18 @@ class Tiling:
 
     def run(self, n_nodes, stop=NEVER):
         """(nodes taken, offsets or None): tries until so many nodes are spent or one fits."""
-        i, out, spent = self.inst, np.empty(self.inst.n + 1, np.int64), 0
+        i, spent = self.inst, 0
         while self.suits and not self.exhausted and spent < n_nodes and not stop[0]:
-            like = self.area + NOISE * self.rng.random(i.n)
-            status = tile(i.slo, i.shi, i.size, i.n, i.ns, self.spare, self.cap, self.begins, self.ends, like,
-                          self.keys, self.failed, min(int(self.try_nodes), n_nodes - spent), stop, out)
-            spent += int(out[-1])
+            r = TILING.of(
+                n=i.n, ns=i.ns, cap=self.cap, lower=i.slo, upper=i.shi, size=i.size, spare=self.spare.copy(), stop=stop,
+                begin_ptr=self.begins[0], begin=self.begins[1], end_ptr=self.ends[0], end=self.ends[1],
+                liking=self.area + NOISE * self.rng.random(i.n), failed=self.failed,
+                buffer_key=self.keys[:i.n], section_key=self.keys[i.n:], max_frames=4 * i.n + 64,
+                max_choices=16 * i.n + 256, node_limit=min(int(self.try_nodes), n_nodes - spent))
+            status = tile(r)
+            spent += int(r.count["nodes"][0])
             if status == FOUND:
-                return spent, out[:-1].copy()
+                return spent, r.offset
             self.exhausted = status == EXHAUSTED
             self.n_tries += 1
             if self.n_tries % TRIES == 0:

@@ -10,8 +10,8 @@ import functools
 import numpy as np
 
 from ggjit.alloc.orders import recompute_bound
-from ggjit.alloc.orders.recompute_plans import EVENTS_PER_NODE, execute, greedy, polish
-from ggjit.alloc.orders.schedules import AGAIN, KEEP, SOURCE, TAKE, list_order, live_bytes
+from ggjit.alloc.orders.recompute_plans import EVENTS_PER_NODE, EXECUTOR, execute, greedy, polish
+from ggjit.alloc.orders.schedules import AGAIN, KEEP, RECOMPUTE, SOURCE, TAKE, list_order, live_bytes
 from ggjit.ops.core.errors import ParamError
 
 RULES = ((0.0, 0.5, 0.5), (1.0, 0.5, 0.5))      # (a, b, c) of the executor
@@ -56,9 +56,8 @@ class Recomputation:
         return self._schedule(np.arange(self.n))
 
     def _schedule(self, events):
-        live = np.empty(len(events) + 1, np.int64)
-        peak = live_bytes(events, len(events), self.n, self.size, self.ptr, self.idx, self.flags, live)
-        return Schedule(events, peak, int(self.cost[events].sum()) / self.total - 1)
+        record = self._record(0, event=events, max_events=len(events), n_events=len(events))
+        return Schedule(events, live_bytes(record), int(self.cost[events].sum()) / self.total - 1)
 
     def order(self, rank, after):
         """Node numbers in an order of few live bytes, lower ranks first; after: pairs (i, j), i before j."""
@@ -100,8 +99,8 @@ class Recomputation:
 
     def _can(self, limit):
         """Whether a schedule of at most `limit` bytes is found."""
-        events = self._room()
-        return any(make(limit, events) for make in (*map(self._rule, RULES + MORE[:1]), self._greedy))
+        record = self._record(limit)
+        return any(make(record) for make in (*map(self._rule, RULES + MORE[:1]), self._greedy))
 
     def node_nbytes(self):
         """Bytes of each node with its inputs."""
@@ -118,23 +117,25 @@ class Recomputation:
         """Bytes of the outputs, which are alive together at the end: no schedule needs less."""
         return int(self.size[self.flags & KEEP > 0].sum())
 
-    def _greedy(self, limit, events):
-        return greedy(limit, self.n, self.size, self.cost, self.ptr, self.idx, self.flags, events, len(events))
+    def _record(self, limit, **schedule):
+        """The graph as the passes take it, with room for a schedule."""
+        return RECOMPUTE.of(n=self.n, size=self.size, cost=self.cost, flags=self.flags, ptr=self.ptr, idx=self.idx,
+                            cptr=self.cptr, cidx=self.cidx, limit=limit,
+                            **({"max_events": EVENTS_PER_NODE * self.n + 1, "n_events": 0} | schedule))
+
+    def _greedy(self, record):
+        return greedy(record, EXECUTOR.of(n=self.n, a=0.0, b=0.0, c=0.0))
 
     def _rule(self, rule):
-        return lambda limit, events: execute(limit, self.n, self.size, self.cost, self.ptr, self.idx, self.cptr,
-                                             self.cidx, self.flags, *rule, events, len(events))
-
-    def _room(self):
-        return np.empty(EVENTS_PER_NODE * self.n + 1, np.int64)
+        a, b, c = rule
+        return lambda record: execute(record, EXECUTOR.of(n=self.n, a=a, b=b, c=c))
 
     def _polished(self, limit, make):
-        events = self._room()
-        m = make(limit, events)
-        if m == 0:
+        record = self._record(limit)
+        record.n_events = make(record)
+        if record.n_events == 0:
             return None
-        m = polish(limit, self.n, self.size, self.cost, self.ptr, self.idx, self.cptr, self.flags, events, m)
-        schedule = self._schedule(events[:m].copy())
+        schedule = self._schedule(record.event[:polish(record)].copy())
         return schedule if schedule.peak <= limit else None
 
     def bound(self, limit):

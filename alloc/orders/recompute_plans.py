@@ -6,279 +6,336 @@
     polish      delete events whose results are not read, then keep what fits after all, dearest first
 """
 import numpy as np
+from numba import carray
 
-from ggjit.alloc.orders.schedules import AGAIN, KEEP, SOURCE, TAKE, instances, live_at
-from ggjit.ops.native.jit import exact, i64s, native
+from ggjit.alloc.orders.schedules import AGAIN, KEEP, SOURCE, TAKE, instances, live_at, recompute_at
+from ggjit.ops.native.jit import exact, native
+from ggjit.ops.native.records import JitRecord, row
 
 EVENTS_PER_NODE = 12                    # longest schedule that is looked for
 MAX_STALL = 32                          # rooms made without a lower peak: greedy goes in circles (found plans: 3)
 
+# what the executor, and greedy, know beside the schedule
+EXECUTOR = JitRecord(
+    "ExecutorRecord",
+    n="i64", a="f64", b="f64", c="f64",
+    here="u8[n] = 0", made="u8[n] = 0", lock="i64[n] = 0",          # alive, made before, readers that wait for it
+    use="i64[n] = 0",                           # place in cidx of its next reader
+    clock="f64[n + 1]",                         # cost of the nodes before
+    stack="i64[n + 1]", source="i64[n + 1]",    # nodes being made, and the place in idx of the source each waits for
+    stamp="i64[n] = 0", queue="i64[n + 1]",     # of a walk: when a node was met; the nodes met
+    reader="i64[n]", later="i64[n]",            # greedy: first events from the peak on that read, and that make, a node
+    count=row("tick", "depth", "held"))
+executor_at = EXECUTOR.at
+
 
 # ---------------------------------------------------------------- executor
 @exact
-def _closure(w, here, ptr, idx, cost, flags, stamp, tick, queue):
+def _meet(x, v, tail):
+    """Node v, met in the walk of the current tick, goes to the end of the queue; its new length."""
+    x.stamp[v] = x.count.tick
+    x.queue[tail] = v
+    return tail + 1
+
+
+@exact
+def _closure(s, x, w):
     """Cost of making w and what it needs that is gone; -1: something of it cannot be made again."""
-    head, tail, total = 0, 1, 0.0
-    queue[0] = w
-    stamp[w] = tick
+    x.count.tick += 1
+    head, tail, total = 0, _meet(x, w, 0), 0.0
     while head < tail:
-        y = queue[head]
+        y = x.queue[head]
         head += 1
-        if not flags[y] & AGAIN:
+        if not s.flags[y] & AGAIN:
             return -1.0
-        total += cost[y]
-        for k in range(ptr[y], ptr[y + 1]):
-            z = idx[k]
-            if not here[z] and stamp[z] != tick:
-                stamp[z] = tick
-                queue[tail] = z
-                tail += 1
+        total += s.cost[y]
+        for k in range(s.ptr[y], s.ptr[y + 1]):
+            z = s.idx[k]
+            if not x.here[z] and x.stamp[z] != x.count.tick:
+                tail = _meet(x, z, tail)
     return total
 
 
 @exact
-def _dependents(w, need, n, here, made, cptr, cidx, use, cost, stamp, tick, queue):
+def _dependents(s, x, w):
     """(cost of dropped results that hang on w, the next event that needs w or one of them; n: none)."""
-    head, tail, total = 0, 1, 0.0
-    queue[0] = w
-    stamp[w] = tick
+    x.count.tick += 1
+    need = s.cidx[x.use[w]] if x.use[w] < s.cptr[w + 1] else s.n
+    head, tail, total = 0, _meet(x, w, 0), 0.0
     while head < tail:
-        y = queue[head]
+        y = x.queue[head]
         head += 1
         if y != w:
-            total += cost[y]
-            if use[y] < cptr[y + 1] and cidx[use[y]] < need:
-                need = cidx[use[y]]
-        for k in range(cptr[y], cptr[y + 1]):
-            z = cidx[k]
-            if made[z] and not here[z] and stamp[z] != tick:
-                stamp[z] = tick
-                queue[tail] = z
-                tail += 1
+            total += s.cost[y]
+            if x.use[y] < s.cptr[y + 1] and s.cidx[x.use[y]] < need:
+                need = s.cidx[x.use[y]]
+        for k in range(s.cptr[y], s.cptr[y + 1]):
+            z = s.cidx[k]
+            if x.made[z] and not x.here[z] and x.stamp[z] != x.count.tick:
+                tail = _meet(x, z, tail)
     return total, need
 
 
 @exact
-def _victim(t, n, stack, sp, a, b, c, size, cost, clock, ptr, idx, cptr, cidx, flags, here, made, lock, use, stamp,
-            tick, queue):
+def _victim(s, x, t):
     """The result to drop so that node t goes on, -1: there is none."""
     best, least = -1, 1e300
     for w in range(t):
-        if not here[w] or lock[w] > 0 or size[w] == 0 or flags[w] & KEEP:
+        if not x.here[w] or x.lock[w] > 0 or s.size[w] == 0 or s.flags[w] & KEEP:
             continue
-        need = cidx[use[w]] if use[w] < cptr[w + 1] else n
-        tick[0] += 1
-        hanging, need = _dependents(w, need, n, here, made, cptr, cidx, use, cost, stamp, tick[0], queue)
-        for f in range(sp):                             # nodes that are being made right now may read w
-            if stamp[stack[f]] == tick[0]:
+        hanging, need = _dependents(s, x, w)
+        for f in range(x.count.depth):                  # nodes that are being made right now may read w
+            if x.stamp[x.stack[f]] == x.count.tick:
                 need = t
-        if need == n:
+        if need == s.n:
             return w
-        if not flags[w] & AGAIN:
+        if not s.flags[w] & AGAIN:
             continue
-        tick[0] += 1
-        again = _closure(w, here, ptr, idx, cost, flags, stamp, tick[0], queue)
+        again = _closure(s, x, w)
         if again < 0:
             continue
-        score = (again + c * hanging) / (float(size[w]) ** b * (clock[need] - clock[t] + cost[t] + 1.0) ** a)
+        wait = x.clock[need] - x.clock[t] + s.cost[t] + 1.0
+        score = (again + x.c * hanging) / (float(s.size[w]) ** x.b * wait ** x.a)
         if score < least:
             best, least = w, score
     return best
 
 
 @exact
-def _in_place_of(v, t, ptr, idx, cptr, cidx, size, flags, here, lock):
+def _in_place_of(s, x, v, t):
     """An input of v that nothing else reads any more, whose memory v can have; -1."""
-    if flags[v] & TAKE:
-        for k in range(ptr[v], ptr[v + 1]):
-            x = idx[k]
-            if size[x] == size[v] and here[x] and lock[x] == 1 and not flags[x] & KEEP and cidx[cptr[x + 1] - 1] <= t:
-                return x
+    if s.flags[v] & TAKE:
+        for k in range(s.ptr[v], s.ptr[v + 1]):
+            y = s.idx[k]
+            if s.size[y] == s.size[v] and x.here[y] and x.lock[y] == 1 and not s.flags[y] & KEEP \
+                    and s.cidx[s.cptr[y + 1] - 1] <= t:
+                return y
     return -1
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, f64, f64, f64, i64, i64)")
-def execute(limit, n, size_, cost_, ptr_, idx_, cptr_, cidx_, flags_, a, b, c, events, cap):
-    """Run the order within `limit` bytes by rule (a, b, c); the number of events, 0: impossible for this rule."""
-    size, cost, flags = i64s(size_, n), i64s(cost_, n), i64s(flags_, n)
-    ptr, cptr = i64s(ptr_, n + 1), i64s(cptr_, n + 1)
-    idx, cidx, ev = i64s(idx_, ptr[n]), i64s(cidx_, cptr[n]), i64s(events, cap)
-    here, made, lock, use = np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.zeros(n, np.int64), cptr[:n].copy()
-    stamp, tick, queue = np.zeros(n, np.int64), np.zeros(1, np.int64), np.empty(n + 1, np.int64)
-    clock, stack, at = np.zeros(n + 1), np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
-    for v in range(n):
-        clock[v + 1] = clock[v] + cost[v]
-    m, held = np.int64(0), np.int64(0)
-    for t in range(n):
-        sp = 0
-        stack[0], at[0] = t, -1
-        while sp >= 0:
-            v = stack[sp]
-            if at[sp] < 0:
-                for k in range(ptr[v], ptr[v + 1]):
-                    if here[idx[k]]:
-                        lock[idx[k]] += 1
-                at[sp] = ptr[v]
-            while at[sp] < ptr[v + 1] and here[idx[at[sp]]]:
-                at[sp] += 1
-            if at[sp] < ptr[v + 1]:                     # a source is gone: make it first
-                x = idx[at[sp]]
-                if made[x] and not flags[x] & AGAIN or sp == n:
+@exact
+def _make_room(s, x, v, t):
+    """Drop results until v fits, on the way to node t; whether it does."""
+    while x.count.held + s.size[v] > s.limit:
+        y = _in_place_of(s, x, v, t) if x.count.depth == 0 else -1
+        if y < 0 or x.count.held + s.size[v] - s.size[y] > s.limit:
+            y = _victim(s, x, t)
+        if y < 0:
+            return False
+        x.here[y] = False
+        x.count.held -= s.size[y]
+    return True
+
+
+@exact
+def _next_source(s, x):
+    """The source of the node on top of the stack that has to be made first; -1 when all are here, and locked."""
+    d = x.count.depth
+    v = x.stack[d]
+    if x.source[d] < 0:
+        for k in range(s.ptr[v], s.ptr[v + 1]):
+            if x.here[s.idx[k]]:
+                x.lock[s.idx[k]] += 1
+        x.source[d] = s.ptr[v]
+    while x.source[d] < s.ptr[v + 1] and x.here[s.idx[x.source[d]]]:
+        x.source[d] += 1
+    return s.idx[x.source[d]] if x.source[d] < s.ptr[v + 1] else np.int64(-1)
+
+
+@exact
+def _made(s, x, v):
+    """Node v, on top of the stack, is here."""
+    x.here[v] = x.made[v] = True
+    x.count.held += s.size[v]
+    for k in range(s.ptr[v], s.ptr[v + 1]):
+        x.lock[s.idx[k]] -= 1
+    x.count.depth -= 1
+    if x.count.depth >= 0:
+        x.lock[v] += 1
+
+
+@exact
+def _read(s, x, t):
+    """Node t of the order has run: what it read last is gone, unless it may be made again or read then."""
+    for k in range(s.ptr[t], s.ptr[t + 1]):
+        y = s.idx[k]
+        while x.use[y] < s.cptr[y + 1] and s.cidx[x.use[y]] <= t:
+            x.use[y] += 1
+        if x.use[y] == s.cptr[y + 1] and x.here[y] and not s.flags[y] & (AGAIN | KEEP | SOURCE):
+            x.here[y] = False
+            x.count.held -= s.size[y]
+
+
+@native("i64(i64, i64)")
+def execute(address, executor):
+    """Run the order of a RECOMPUTE record within its limit by rule (a, b, c) of an EXECUTOR record; the number of
+    events, 0: impossible for this rule."""
+    s, x, m = recompute_at(address), executor_at(executor), np.int64(0)
+    x.clock[0] = 0.0
+    for v in range(s.n):
+        x.clock[v + 1] = x.clock[v] + s.cost[v]
+        x.use[v] = s.cptr[v]
+    for t in range(s.n):
+        x.count.depth, x.stack[0], x.source[0] = 0, t, -1
+        while x.count.depth >= 0:
+            d = x.count.depth
+            v, y = x.stack[d], _next_source(s, x)
+            if y >= 0:                                  # a source is gone: make it first
+                if x.made[y] and not s.flags[y] & AGAIN or d == s.n:
                     return 0
-                sp += 1
-                stack[sp], at[sp] = x, -1
+                x.count.depth, x.stack[d + 1], x.source[d + 1] = d + 1, y, -1
                 continue
-            while held + size[v] > limit:
-                x = _in_place_of(v, t, ptr, idx, cptr, cidx, size, flags, here, lock) if sp == 0 else -1
-                if x < 0 or held + size[v] - size[x] > limit:
-                    x = _victim(t, n, stack, sp, a, b, c, size, cost, clock, ptr, idx, cptr, cidx, flags, here, made,
-                                lock, use, stamp, tick, queue)
-                if x < 0:
-                    return 0
-                here[x] = False
-                held -= size[x]
-            if m == cap:
+            if not _make_room(s, x, v, t) or m == s.max_events:
                 return 0
-            ev[m] = v
+            s.event[m] = v
             m += 1
-            here[v] = made[v] = True
-            held += size[v]
-            for k in range(ptr[v], ptr[v + 1]):
-                lock[idx[k]] -= 1
-            sp -= 1
-            if sp >= 0:
-                lock[v] += 1
-        for k in range(ptr[t], ptr[t + 1]):
-            x = idx[k]
-            while use[x] < cptr[x + 1] and cidx[use[x]] <= t:
-                use[x] += 1
-            if use[x] == cptr[x + 1] and here[x] and not flags[x] & (AGAIN | KEEP | SOURCE):
-                here[x] = False
-                held -= size[x]
+            _made(s, x, v)
+        _read(s, x, t)
     return m
 
 
 # ---------------------------------------------------------------- greedy
 @exact
-def _gone(v, p, b, at, end, later, flags, ptr, idx, size, cost, stamp, tick, queue):
-    """(how many, cost): v and what has to be made with it just before event b; queue holds them.  0: impossible.
-
-    at, later: the last event before p that makes a node, and the first from p on."""
-    head, tail, total = 0, 1, 0.0
-    queue[0] = v
-    stamp[v] = tick
+def _gone(s, x, v, p, b):
+    """(how many, cost): v and what has to be made with it just before event b, for room at p; the queue holds them.
+    0: impossible."""
+    x.count.tick += 1
+    head, tail, total = 0, _meet(x, v, 0), 0.0
     while head < tail:
-        y = queue[head]
+        y = x.queue[head]
         head += 1
-        if not flags[y] & AGAIN:
+        if not s.flags[y] & AGAIN:
             return 0, 0.0
-        total += cost[y]
-        for k in range(ptr[y], ptr[y + 1]):
-            x = idx[k]
-            if stamp[x] != tick and later[x] >= b and (at[x] < 0 or size[x] > 0 and end[at[x]] <= p):
-                stamp[x] = tick
-                queue[tail] = x
-                tail += 1
+        total += s.cost[y]
+        for k in range(s.ptr[y], s.ptr[y + 1]):
+            z = s.idx[k]
+            if x.stamp[z] != x.count.tick and x.later[z] >= b \
+                    and (s.maker[z] < 0 or s.size[z] > 0 and s.end[s.maker[z]] <= p):
+                tail = _meet(x, z, tail)
     return tail, total
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def greedy(limit, n, size_, cost_, ptr_, idx_, flags_, events, cap):
-    """While the peak is above `limit`: make room at it.  The number of events, 0: no way found."""
-    size, cost, ptr, flags, ev = i64s(size_, n), i64s(cost_, n), i64s(ptr_, n + 1), i64s(flags_, n), i64s(events, cap)
-    idx, stamp, queue, tick = i64s(idx_, ptr[n]), np.zeros(n, np.int64), np.empty(n + 1, np.int64), 0
-    end, live, later = np.empty(cap, np.int64), np.empty(cap + 1, np.int64), np.empty(n, np.int64)
-    at, nxt = np.empty(n, np.int64), np.empty(n, np.int64)
-    m, lowest, stalled = np.int64(n), np.int64(1) << 60, 0
-    for v in range(n):
-        ev[v] = v
+@exact
+def _around(s, x, p, m):
+    """What happens to each node before and after event p: maker, reader, later."""
+    for v in range(s.n):
+        s.maker[v], x.reader[v], x.later[v] = -1, -1, m
+    for j in range(p):
+        s.maker[s.event[j]] = j
+    for j in range(p, m):
+        v = s.event[j]
+        for k in range(s.ptr[v], s.ptr[v + 1]):
+            y = s.idx[k]
+            if x.reader[y] < 0 and x.later[y] == m:
+                x.reader[y] = j
+        x.later[v] = min(x.later[v], j)
+
+
+@exact
+def _cheapest_to_drop(s, x, p):
+    """The result alive at event p that costs the least to make again per byte; -1: there is none."""
+    best, least = -1, 1e300
+    for v in range(s.n):
+        if not s.flags[v] & AGAIN or s.flags[v] & KEEP or s.maker[v] < 0 or s.size[v] == 0 or x.reader[v] <= p \
+                or s.end[s.maker[v]] <= p:
+            continue
+        count, total = _gone(s, x, v, p, x.reader[v])
+        score = total / min(s.size[v], 2 * (s.live[p] - s.limit))
+        if count > 0 and score < least:
+            best, least = v, score
+    return best
+
+
+@native("i64(i64, i64)")
+def greedy(address, executor):
+    """While the peak of a RECOMPUTE record is above its limit: make room at it.  The number of events, 0: no way
+    found."""
+    s, x = recompute_at(address), executor_at(executor)
+    m, lowest, stalled = s.n, np.int64(1) << 60, 0
+    for v in range(s.n):
+        s.event[v] = v
     while stalled < MAX_STALL:
-        instances(ev, m, n, size, ptr, idx, flags, end)
-        live_at(ev, m, size, end, live)
-        p = np.argmax(live[:m])
-        if live[p] <= limit:
+        instances(s, m)
+        live_at(s, m)
+        p = np.int64(0)
+        for j in range(m):
+            p = j if s.live[j] > s.live[p] else p
+        if s.live[p] <= s.limit:
             return m
-        stalled = 0 if live[p] < lowest else stalled + 1
-        lowest = min(lowest, live[p])
-        at[:], nxt[:], later[:] = -1, -1, m
-        for j in range(p):
-            at[ev[j]] = j
-        for j in range(p, m):
-            for k in range(ptr[ev[j]], ptr[ev[j] + 1]):
-                x = idx[k]
-                if nxt[x] < 0 and later[x] == m:
-                    nxt[x] = j
-            later[ev[j]] = min(later[ev[j]], j)
-        best, least = -1, 1e300
-        for v in range(n):
-            if not flags[v] & AGAIN or flags[v] & KEEP or at[v] < 0 or size[v] == 0 or nxt[v] <= p or end[at[v]] <= p:
-                continue
-            tick += 1
-            count, total = _gone(v, p, nxt[v], at, end, later, flags, ptr, idx, size, cost, stamp, tick, queue)
-            score = total / min(size[v], 2 * (live[p] - limit))
-            if count > 0 and score < least:
-                best, least = v, score
+        stalled = 0 if s.live[p] < lowest else stalled + 1
+        lowest = min(lowest, s.live[p])
+        _around(s, x, p, m)
+        best = _cheapest_to_drop(s, x, p)
         if best < 0:
             return 0
-        tick += 1
-        b = nxt[best]
-        count, _t = _gone(best, p, b, at, end, later, flags, ptr, idx, size, cost, stamp, tick, queue)
-        if m + count > cap:
+        b = x.reader[best]
+        count, _t = _gone(s, x, best, p, b)
+        if m + count > s.max_events:
             return 0
         for j in range(m - 1, b - 1, -1):
-            ev[j + count] = ev[j]
-        ev[b:b + count] = np.sort(queue[:count])
+            s.event[j + count] = s.event[j]
+        again = np.sort(carray(x.queue, s.n)[:count])
+        for j in range(count):
+            s.event[b + j] = again[j]
         m += count
     return 0
 
 
 # ---------------------------------------------------------------- polish
 @exact
-def _compact(ev, m, keep):
-    k = 0
+def _link(s, m, before, unread):
+    """before[j]: the event before j that made the same node, -1; unread[j]: whether no event reads what j makes."""
+    for v in range(s.n):
+        s.maker[v] = -1
     for j in range(m):
-        if keep[j]:
-            ev[k] = ev[j]
-            k += 1
-    return k
+        unread[j] = True
+        v = s.event[j]
+        for k in range(s.ptr[v], s.ptr[v + 1]):
+            if s.maker[s.idx[k]] >= 0:
+                unread[s.maker[s.idx[k]]] = False
+        before[j] = s.maker[v]
+        s.maker[v] = j
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def polish(limit, n, size_, cost_, ptr_, idx_, cptr_, flags_, events, m):
-    """Delete events whose results are not read or that were not needed; the number left."""
-    size, cost, flags = i64s(size_, n), i64s(cost_, n), i64s(flags_, n)
-    ptr, cptr = i64s(ptr_, n + 1), i64s(cptr_, n + 1)
-    idx, ev, end, live = i64s(idx_, ptr[n]), i64s(events, m), np.empty(m, np.int64), np.empty(m + 1, np.int64)
-    before, at, keep, key = np.empty(m, np.int64), np.empty(n, np.int64), np.empty(m, np.bool_), np.empty(m)
-    unread = np.empty(m, np.bool_)
-    while True:
-        instances(ev, m, n, size, ptr, idx, flags, end)
-        live_at(ev, m, size, end, live)
-        at[:], keep[:], unread[:] = -1, True, True
-        for j in range(m):
-            for k in range(ptr[ev[j]], ptr[ev[j] + 1]):
-                unread[at[idx[k]]] = False
-            before[j] = at[ev[j]]
-            at[ev[j]] = j
-        changed = False
-        for j in range(m):
-            if unread[j] and cptr[ev[j]] < cptr[ev[j] + 1] and not (flags[ev[j]] & KEEP and at[ev[j]] == j):
-                keep[j], changed = False, True
-        if not changed:
-            for j in range(m):
-                key[j] = -cost[ev[j]] if before[j] >= 0 else 0.0
-            for j in np.argsort(key[:m]):
-                i = before[j]
-                if i < 0:
-                    continue
-                fits = True
-                for k in range(end[i], j):
-                    if live[k] + size[ev[j]] > limit:
-                        fits = False
-                        break
-                if fits:
-                    keep[j], changed = False, True
+@exact
+def _not_needed(s, m, before):
+    """An event, the dearest first, without which all fits since the one before may live on; -1: there is none."""
+    key = np.empty(m)
+    for j in range(m):
+        key[j] = -s.cost[s.event[j]] if before[j] >= 0 else 0.0
+    for j in np.argsort(key):
+        if before[j] >= 0:
+            fits = True
+            for k in range(s.end[before[j]], j):
+                if s.live[k] + s.size[s.event[j]] > s.limit:
+                    fits = False
                     break
-        if not changed:
-            return m
-        m = _compact(ev, m, keep)
+            if fits:
+                return j
+    return np.int64(-1)
+
+
+@native("i64(i64)")
+def polish(address):
+    """Delete events of a RECOMPUTE record whose results are not read or that were not needed; the number left."""
+    s = recompute_at(address)
+    m = s.n_events
+    before, unread = np.empty(m, np.int64), np.empty(m, np.bool_)
+    while True:
+        instances(s, m)
+        live_at(s, m)
+        _link(s, m, before, unread)
+        left = np.int64(0)
+        for j in range(m):
+            v = s.event[j]
+            if not (unread[j] and s.cptr[v] < s.cptr[v + 1] and not (s.flags[v] & KEEP and s.maker[v] == j)):
+                s.event[left] = v
+                left += 1
+        if left == m:
+            drop = _not_needed(s, m, before)
+            if drop < 0:
+                return m
+            for j in range(drop, m - 1):
+                s.event[j] = s.event[j + 1]
+            left = m - 1
+        m = left

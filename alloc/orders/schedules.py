@@ -11,56 +11,77 @@ made anew:
 import numpy as np
 
 from ggjit.ops.native.jit import exact, i64s, native
+from ggjit.ops.native.records import JitRecord
 
 # flags: may be made again; an output; may lie in place of an input; read by a node that may be made again
 AGAIN, KEEP, TAKE, SOURCE = 1, 2, 4, 8
 
 
+# A graph as numbers, and a schedule of it: what the passes of this folder work on
+RECOMPUTE = JitRecord(
+    "RecomputeRecord",
+    n="i64", size="i64[n]", cost="i64[n]", flags="i64[n]",
+    ptr="i64[n + 1]", idx="i64[ptr[n]]",                # the nodes that node v reads
+    cptr="i64[n + 1]", cidx="i64[cptr[n]]",             # the nodes that read it, in order
+    limit="i64",                                        # bytes
+    max_events="i64", n_events="i64", event="i64[max_events]",
+    end="i64[max_events]",                              # the first event at which what event j makes is gone
+    live="i64[max_events + 1]",                         # bytes alive at event j
+    maker="i64[n]")                                     # the last event so far that makes node v, -1
+recompute_at = RECOMPUTE.at
+
+
 # ---------------------------------------------------------------- bytes alive
 @exact
-def instances(ev, m, n, size, ptr, idx, flags, end):
-    """end[j]: the first event at which what event j makes is gone."""
-    at = np.full(n, -1, np.int64)
+def instances(s, m):
+    """Fill `end` for the first m events."""
+    end, at = s.end, s.maker
+    for v in range(s.n):
+        at[v] = -1
     for j in range(m):
-        v = ev[j]
+        v = s.event[j]
         end[j] = j + 1
-        for k in range(ptr[v], ptr[v + 1]):
-            end[at[idx[k]]] = j + 1
+        for k in range(s.ptr[v], s.ptr[v + 1]):
+            if at[s.idx[k]] >= 0:
+                end[at[s.idx[k]]] = j + 1
         at[v] = j
-    for v in range(n):
-        if flags[v] & KEEP and at[v] >= 0:
+    for v in range(s.n):
+        if s.flags[v] & KEEP and at[v] >= 0:
             end[at[v]] = m
-    at[:] = -1
+        at[v] = -1
     for j in range(m):
-        v, taken = ev[j], flags[ev[j]] & TAKE == 0
-        for k in range(ptr[v], ptr[v + 1]):
-            i = at[idx[k]]
-            if not taken and end[i] == j + 1 and size[idx[k]] == size[v] and not flags[idx[k]] & KEEP:
+        v = s.event[j]
+        taken = s.flags[v] & TAKE == 0
+        for k in range(s.ptr[v], s.ptr[v + 1]):
+            x = s.idx[k]
+            i = at[x]
+            if not taken and i >= 0 and end[i] == j + 1 and s.size[x] == s.size[v] and not s.flags[x] & KEEP:
                 end[i], taken = j, True
         at[v] = j
 
 
 @exact
-def live_at(ev, m, size, end, live):
-    """live[j]: bytes alive at event j."""
-    live[:m + 1] = 0
+def live_at(s, m):
+    """Fill `live` for the first m events."""
+    for j in range(m + 1):
+        s.live[j] = 0
     for j in range(m):
-        live[j] += size[ev[j]]
-        live[end[j]] -= size[ev[j]]
+        z = s.size[s.event[j]]
+        s.live[j] += z
+        s.live[s.end[j]] -= z
     for j in range(m):
-        live[j + 1] += live[j]
+        s.live[j + 1] += s.live[j]
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
-def live_bytes(events, m, n, size_, ptr_, idx_, flags_, live_):
-    """Fills live[m + 1]; returns the most of it."""
-    ptr = i64s(ptr_, n + 1)
-    end, live, ev, size = np.empty(m, np.int64), i64s(live_, m + 1), i64s(events, m), i64s(size_, n)
-    instances(ev, m, n, size, ptr, i64s(idx_, ptr[n]), i64s(flags_, n), end)
-    live_at(ev, m, size, end, live)
+@native("i64(i64)")
+def live_bytes(address):
+    """Most bytes alive at an event of the schedule of a RECOMPUTE record; fills `live`."""
+    s = recompute_at(address)
+    instances(s, s.n_events)
+    live_at(s, s.n_events)
     most = np.int64(0)
-    for j in range(m):
-        most = max(most, live[j])
+    for j in range(s.n_events):
+        most = max(most, s.live[j])
     return most
 
 

@@ -169,7 +169,7 @@ class _Page:
             seen = _stepped(plan, graph)
         spent = p.seconds_by_tensor()
         self.data["run"] = [seen[t.id] | {"seconds": spent.get(t.id)} for t in graph.nodes]
-        return report_of(graph, allocator.last, graph.node_ids)
+        return report_of(graph, allocator.last)
 
 
 def _stepped(plan, graph):

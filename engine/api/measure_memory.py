@@ -7,7 +7,8 @@ import functools
 
 import numpy as np
 
-from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
+from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.plan_request import PLANNERS
 from ggjit.alloc.reorder import reorder
 from ggjit.alloc.report import MeasureReport, saving
 from ggjit.api.registry import init_backend
@@ -18,9 +19,11 @@ from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph, visit
+from ggjit.graphs.requests import asked_for, options_for
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
+from ggjit.ops.core.record import T_PARAMS
 from ggjit.ops.core.spec import in_place_table
 from ggjit.tensors.summary import label, op_name, source_line
 
@@ -33,7 +36,8 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     execution order with a lower peak.  kinds: {"weights": bytes...} to show beside the peak.  time_limit: seconds for
     the search of "best".  Nothing is allocated or computed.  `report.pareto(n=12)` is what less memory costs: pairs
     (peak, extra operations), with a picture (gg.rematerialize).  `report.saving` is what "best" saves beside this
-    planner, beside "ggml" where this is "best": bytes, shown as a line that also says how long both plan.
+    planner, beside "ggml" where this is "best": bytes, shown as a line that also says how long both plan.  Rows, with
+    the source line of each tensor, and `saving` are made when they are first asked for or shown.
 
     what_if: other ways with the memory, in `report.what_if`: a name, several, {name: value}, or "all".  Each row has
     .before and .nbytes, the bytes as things are and if, planned with this planner by what would do it:
@@ -51,7 +55,7 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     >>> report = gg.measure(graph, what_if={"streamed": 2, "devices": 4})
     >>> print(*report.what_if, sep="\\n")
     """
-    what_if = checked(what_if)
+    what_if = checked(what_if) if what_if != () else {}
     return measured(graph, planner, target, order, time_limit, kinds, title, what_if, compared=True)
 
 
@@ -67,52 +71,71 @@ def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=N
         raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")
     target = target if target is not None else init_backend("CPU")
     buft = target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType, "measure: target")
-    node_ids = graph.node_ids
-    sizes = [np.array([buft.alloc_size(t) for t in tensors], np.int64) for tensors in (graph.nodes, graph.leafs)]
-    in_place = in_place_table(planner != "ggml-2023")
+    ordered, (request, options, _) = graph, asked_for(graph, [buft], planner, time_limit)
     if order == "memory":
-        tensors = {t.id: t for t in graph.nodes}
-        node_ids = np.asarray(reorder(TABLE.words, node_ids, graph.leaf_ids, sizes, in_place=in_place,
-                                      outputs=graph.output_ids), np.int64)
-        sizes[0] = np.array([buft.alloc_size(tensors[i]) for i in node_ids.tolist()], np.int64)
-    args = TABLE.words, node_ids, graph.leaf_ids, sizes
-    options = dict(alignment=buft.alignment(), max_size=buft.max_size(), planner=planner, in_place=in_place,
-                   time_limit=time_limit, outputs=graph.output_ids,
-                   **graph.search if (planner, order) == (graph.planner, "graph") else {})
-    plan = plan_graph(*args, **options, remember=True)
-    report = report_of(graph, plan, node_ids, kinds, title)
+        ordered = graph.in_order(reorder(request, in_place=in_place_table(planner != "ggml-2023")))
+        request, options, _ = asked_for(ordered, [buft], planner, time_limit)
+    plan = plan_graph(request, options)
+    report = report_of(ordered, plan, kinds, title)
     if compared:
-        others = {k: v for k, v in options.items() if k not in graph.search}
-        report.saving = saving(planner if planner != "best" else "ggml", lambda name: plan_graph(
-            *args, **others | {"planner": name, "in_place": in_place_table(name != "ggml-2023")}),
-            plan if planner == "best" else None)
+        report.find_saving = _Compared(request.snapshot()[0], planner, time_limit, plan)
     if what_if:
-        by_id = {t.id: t for t in graph.nodes}
-        ordered = graph if order == "graph" else Graph._in_order(
-            graph.outputs, [by_id[i] for i in node_ids.tolist()], graph.leafs)
-        report.what_if = rows(what_if, plan, ordered, buft, (args, options), time_limit, repacked)
+        report.what_if = rows(what_if, plan, ordered, buft, request, options, repacked)
     report._pareto = functools.partial(pareto, graph, target=buft)
     return report
 
 
-def report_of(graph, plan, node_ids, kinds=None, title=""):
-    """The MeasureReport of a GraphPlan of `graph`, whose nodes stand in the order of `node_ids`."""
-    tensors = {x.id: x for t in (*graph.nodes, *graph.leafs) for x in (t.base, t)}  # bases may lie outside the graph
-    names = graph_labels(graph)
+class _Compared:
+    """`report.saving`, planned when it is asked for, of the table as it was."""
 
-    def describe(i):
-        t = tensors[i]
-        return {"name": names.get(i) or label(t), "op": t.op.name, "type": repr(t.type), "shape": t.shape,
+    def __init__(self, request, planner, time_limit, plan):
+        self.request, self.planner, self.time_limit, self.plan = request, planner, time_limit, plan
+
+    def __call__(self):
+        best = self.planner == "best"
+        return saving("ggml" if best else self.planner, self._planned, self.plan if best else None)
+
+    def _planned(self, planner):
+        return plan_graph(self.request, options_for(None, planner, self.time_limit))
+
+
+def report_of(graph, plan, kinds=None, title=""):
+    """The MeasureReport of a GraphPlan of `graph`."""
+    return MeasureReport.from_plan(plan, graph.node_ids, graph.leaf_ids, _Described(graph), kinds, title)
+
+
+class _Described:
+    """What a report shows of the tensors of a graph, by id; looked up when the first is asked for, also when their
+    contexts were freed meanwhile."""
+
+    def __init__(self, graph):
+        self.graph = graph
+        self.nodes, self.leafs = (graph.nodes, graph.leafs) if graph.visited else visit(graph.outputs)
+        ids = graph.node_ids if graph.visited else np.array([t.id for t in self.nodes], np.int64)
+        self.functions = TABLE.words[ids, T_PARAMS]             # of OP.UNARY and OP.GLU: which one
+
+    @functools.cached_property
+    def tensors(self):
+        every = (*self.graph.nodes, *self.graph.leafs)
+        return {x.id: x for t in every for x in (t.base, t)}            # bases may lie outside the graph
+
+    @functools.cached_property
+    def names(self):
+        """{tensor id: name}; a tensor without one is op and number: its place in the depth-first order of the outputs,
+        whatever the graph's own order is, so that two plans of one network call it the same."""
+        functions = self.functions.astype(np.int32).tolist()
+        found = {t.id: printable(t.name) or f"leaf {i}" for i, t in enumerate(self.leafs)}
+        return found | {t.id: printable(t.name) or f"{op_name(t, functions[i])} {i}" for i, t in enumerate(self.nodes)}
+
+    def __call__(self, i):
+        t = self.tensors[i]
+        return {"name": self.names.get(i) or label(t), "op": t.op.name, "type": repr(t.type), "shape": t.shape,
                 "nbytes": t.nbytes, "where": source_line(t)}
-    return MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
 
 
 def graph_labels(graph):
-    """{tensor id: name}; a tensor without one is op and number: its place in the depth-first order of the outputs,
-    whatever the graph's own order is, so that two plans of one network call it the same."""
-    nodes, leafs = visit(graph.outputs)
-    found = {t.id: printable(t.name) or f"leaf {i}" for i, t in enumerate(leafs)}
-    return found | {t.id: printable(t.name) or f"{op_name(t)} {i}" for i, t in enumerate(nodes)}
+    """{tensor id: name}"""
+    return _Described(graph).names
 
 
 def kernel_work_nbytes(graph, n_threads=1, repacked=()):

@@ -5,6 +5,7 @@ and a node that writes in place is a unit without bytes that keeps what it write
 depend on nothing that is written meanwhile, so every value has the same bits; and none behind a scalar: gradients,
 which depend on the loss, are read soon after they are made.
 """
+import dataclasses
 import functools
 
 import numpy as np
@@ -14,10 +15,10 @@ from ggjit.alloc.orders.memory_order import VIEW_OP
 from ggjit.alloc.orders.recompute import Recomputation
 from ggjit.alloc.orders.schedules import AGAIN, KEEP, TAKE, leads, reaches
 from ggjit.alloc.reorder import reorder
-from ggjit.core.buffer import BufferType
-from ggjit.core.slots import checked_int
+from ggjit.core.slots import alloc_sizes, checked_int
 from ggjit.core.table import TABLE
 from ggjit.cpu.repacked import is_repacked, kernel_of
+from ggjit.graphs.requests import options_for, plan_request
 from ggjit.ops.core.record import (
     FLAG_OUTPUT,
     MAX_SRC,
@@ -25,44 +26,18 @@ from ggjit.ops.core.record import (
     T_BUFFER,
     T_FLAGS,
     T_GEN,
-    T_NB,
     T_NE,
     T_OP,
     T_SRC,
     T_TYPE,
     T_VIEW_SRC,
 )
-from ggjit.ops.core.spec import in_place_table
-from ggjit.ops.core.types import TYPE_INFO
-
-USERS = (OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM)     # functions that may have effects of their own
-BLOCK, BLOCK_NBYTES = (np.zeros(max(t.id for t in TYPE_INFO.values()) + 1, np.int64) for _ in range(2))
-for _t in TYPE_INFO.values():
-    BLOCK[_t.id], BLOCK_NBYTES[_t.id] = _t.block, _t.nbytes
-
-
-# ---------------------------------------------------------------- sizes and offsets
-def nbytes_of(words):
-    """Bytes from the first element to the last of each row of the table (Tensor.nbytes)."""
-    ne, nb, block = words[:, T_NE:T_NE + 4], words[:, T_NB:T_NB + 4], BLOCK[words[:, T_TYPE]]
-    steps = (ne - 1) * nb
-    first = np.where(block == 1, BLOCK_NBYTES[words[:, T_TYPE]] + steps[:, 0], ne[:, 0] * nb[:, 0] // block)
-    return np.where((ne > 0).all(1), first + steps[:, 1:].sum(1), 0)
-
-
-def sizes_of(buft, tensors, ids):
-    """Bytes that tensors need in a buffer type."""
-    if type(buft).alloc_size is BufferType.alloc_size:
-        return nbytes_of(TABLE.words[ids])
-    return np.array([checked_int(buft, "alloc_size", t, least=t.nbytes) for t in tensors], np.int64)
+from ggjit.ops.core.spec import in_place_table, ops_with
 
 
 def plan_of(graph, buft):
     """The plan of the planner "best" for a graph in one buffer type, as a GraphAllocator makes it."""
-    sizes = sizes_of(buft, graph.nodes, graph.node_ids), sizes_of(buft, graph.leafs, graph.leaf_ids)
-    return plan_graph(TABLE.words, graph.node_ids, graph.leaf_ids, sizes, alignment=checked_int(buft, "alignment"),
-                      max_size=checked_int(buft, "max_size"), planner="best", in_place=in_place_table(),
-                      outputs=graph.output_ids, **graph.search)
+    return plan_graph(plan_request(graph, [buft]), dataclasses.replace(options_for(graph, "best"), **graph.search))
 
 
 # ---------------------------------------------------------------- costs
@@ -127,14 +102,16 @@ class RematNodes:
         reaches(n, ptr, idx, scalar, self.behind)
         forward, first = np.zeros(n, np.int64), scalar * (self.behind == 0)
         leads(n, ptr, idx, first, forward)
-        again = ~(self.behind.astype(bool) | keep | np.isin(op[at], (OP.NONE, *USERS)) | views[at] | has_memory[at]
+        fixed = OP.NONE, *ops_with("calls_python")      # functions of the user's may have effects of their own
+        again = ~(self.behind.astype(bool) | keep | np.isin(op[at], fixed) | views[at] | has_memory[at]
                   | self.written[at] | self.written[self.storages].any(1))
         takes = in_place_table()[op[at]] & ~views[at]
         self.after = self._hazards(at, base, views)
         size = np.zeros(n, np.int64)
         mine = np.flatnonzero(~views[at] & ~has_memory[at])
         alignment = checked_int(buft, "alignment")
-        size[mine] = -(-sizes_of(buft, [self.tensors[k] for k in mine], ids[at[mine]]) // alignment) * alignment
+        needed = alloc_sizes([buft], None, [self.tensors[k] for k in mine], ids[at[mine]])
+        size[mine] = -(-needed // alignment) * alignment
         self.numbers = Recomputation(size, costs_of(self.tensors, own, seconds), (ptr, idx),
                                      AGAIN * again | KEEP * keep | TAKE * takes)
         self._ids = ids[at].tolist()
@@ -200,9 +177,7 @@ class RematNodes:
 
     def memory_order(self):
         """Positions of the units in the order of Graph(order="memory")."""
-        g = self.graph
-        sizes = [sizes_of(self.buft, tensors, ids) for tensors, ids in ((g.nodes, g.node_ids), (g.leafs, g.leaf_ids))]
-        ids = reorder(TABLE.words, g.node_ids, g.leaf_ids, sizes, in_place=in_place_table(), outputs=g.output_ids)
+        ids = reorder(plan_request(self.graph, [self.buft]), in_place=in_place_table())
         place = dict(zip(ids.tolist(), range(len(ids)), strict=True))
         return np.argsort([place.get(i, -1) for i in self._ids], kind="stable")
 

@@ -282,7 +282,7 @@ def _in_rows(units, budget, rounded):
 
 
 def _cuts(cut_graph):
-    """_CutGraph of lower and lower lower bound: twice as many chunks each time, then what is largest is cut too."""
+    """_CutGraphs of falling lower bounds: twice as many chunks each time, then what is largest is cut too."""
     for _ in range(MAX_CUTS):
         last, start = cut_graph, cut_graph.start
         for k in range(1, MAX_HALVINGS + 1):

@@ -21,9 +21,9 @@ from ggjit.core.buffer import BufferType
 from ggjit.core.table import TABLE
 from ggjit.core.versions import written
 from ggjit.cpu.device import CPU, MAX_THREADS
-from ggjit.graphs.allocator import work_nbytes, work_room
+from ggjit.graphs.requests import work_nbytes, work_room
 from ggjit.ops.core.errors import ParamError, TypeMismatch
-from ggjit.ops.core.record import FLAG_INPUT, MAX_SRC, OP, T_BUFFER, T_FLAGS, T_SRC, T_VIEW_SRC, VIEW_OPS
+from ggjit.ops.core.record import FLAG_INPUT, OP, T_BUFFER, T_FLAGS, VIEW_OPS
 from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.matmul.repack import layouts as repack
@@ -34,7 +34,6 @@ DEFAULTS = {"freed": True, "streamed": 1, "grown": 4, "devices": 2, "in_place": 
 MOST = {"streamed": 1 << 20, "grown": 1 << 20, "devices": 64, "work": MAX_THREADS}
 HALVINGS = 40                           # of the interval in which the largest share lies
 OPTIMISERS = (OP.OPT_STEP_ADAMW, OP.OPT_STEP_SGD)
-LINKS = [T_VIEW_SRC, *range(T_SRC, T_SRC + MAX_SRC)]            # words of a table row that are rows
 # bytes in memory of its own, and in the arena; nodes that touch it, views left out; is it written, as a cache is?
 Outside = collections.namedtuple("Outside", "tensor nbytes size first written is_cache")
 
@@ -88,23 +87,15 @@ def _n(count, thing):
 
 
 class GraphRows:
-    """The rows of the tensor table that a graph refers to, copied, and the plan_graph call on them.
+    """A PlanRequest on its own copy of the rows of the tensor table, and how it is planned.
 
-    ids: row here -> row of the table; table, node_ids, leaf_ids, sizes: as plan_graph takes them
+    ids: row here -> row of the table; table, node_ids, leaf_ids, sizes: of the request
     """
 
-    def __init__(self, table, node_ids, leaf_ids, sizes, options):
-        ids, new = np.empty(0, np.int64), np.union1d(node_ids, leaf_ids)
-        while len(new):
-            ids = np.union1d(ids, new)
-            links = table[new][:, LINKS]
-            new = np.setdiff1d(links[links >= 0], ids)
-        self.ids, self.table = ids, table[ids]
-        links = self.table[:, LINKS]
-        self.table[:, LINKS] = np.where(links >= 0, np.searchsorted(ids, links), links)
-        self.node_ids, self.leaf_ids = np.searchsorted(ids, node_ids), np.searchsorted(ids, leaf_ids)
-        self.sizes = [np.array(s, np.int64) for s in sizes]
-        self.options = options | {"outputs": self.rows_of(np.intersect1d(options["outputs"], ids))}
+    def __init__(self, request, options):
+        self.request, self.ids = request.snapshot()
+        self.table, self.node_ids, self.leaf_ids = self.request.table, self.request.node_ids, self.request.leaf_ids
+        self.sizes, self.options = self.request.sizes, dataclasses.replace(options, remember=False)
 
     def rows_of(self, ids):
         return np.searchsorted(self.ids, np.array(ids, np.int64))
@@ -122,8 +113,9 @@ class GraphRows:
             self.sizes = [s[keep] if j == k else s for j, s in enumerate(self.sizes)]
 
     def plan(self, seconds, **changes):
-        return plan_graph(self.table, self.node_ids, self.leaf_ids, self.sizes,
-                          **self.options | {"time_limit": seconds} | changes)
+        request = dataclasses.replace(self.request, table=self.table, node_ids=self.node_ids, leaf_ids=self.leaf_ids,
+                                      sizes=self.sizes)
+        return plan_graph(request, dataclasses.replace(self.options, time_limit=seconds, **changes))
 
 
 class Usage:
@@ -332,10 +324,9 @@ ROWS = {"freed": _freed, "streamed": _streamed, "grown": _grown, "devices": _dev
         "work": _work}
 
 
-def rows(asked, plan, graph, buft, arguments, time_limit, repacked=()):
-    """[WhatIf] for checked(what_if).  arguments: (arguments, options) of the plan_graph call that made `plan`; graph:
-    in the order of that plan; repacked: ids of leaves that will lie in CPU_REPACK."""
-    (table, node_ids, leaf_ids, sizes), options = arguments
-    usage = Usage(graph, plan, buft, GraphRows(table, node_ids, leaf_ids, sizes, options), repacked)
-    seconds = time_limit / max(len(asked), 1)
+def rows(asked, plan, graph, buft, request, options, repacked=()):
+    """[WhatIf] for checked(what_if).  request, options: what `plan` was made of; graph: in the order of that plan;
+    repacked: ids of leaves that will lie in CPU_REPACK."""
+    usage = Usage(graph, plan, buft, GraphRows(request, options), repacked)
+    seconds = options.time_limit / max(len(asked), 1)
     return [WhatIf(name, value, *ROWS[name](usage, value, seconds)) for name, value in asked.items()]

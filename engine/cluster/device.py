@@ -25,7 +25,7 @@ from ggjit.core.content_key import content_key
 from ggjit.cpu.device import CPU, parse_params
 from ggjit.ops.core.interrupts import defer_interrupts
 from ggjit.ops.core.record import OP, VIEW_OPS
-from ggjit.tensors.rebuild import CALLS_PYTHON
+from ggjit.ops.core.spec import ops_with
 
 SMALL_NBYTES = 64 << 10         # writes up to it wait for the next message
 KEPT_NBYTES = 1 << 20           # so much of them, then they are sent
@@ -118,7 +118,7 @@ class RemoteDevice(Device):
 
     def supports_op(self, t):
         """What the processor here computes, the same kernels compute there."""
-        return t.op in VIEW_OPS or t.op not in CALLS_PYTHON and t.op != OP.NONE and CPU.supports_op(t)
+        return t.op in VIEW_OPS or t.op not in ops_with("calls_python") and t.op != OP.NONE and CPU.supports_op(t)
 
     def event_new(self):
         return RemoteEvent()

@@ -23,9 +23,9 @@ from ggjit.graphs.pickling import tensor_of_row
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
 from ggjit.ops.core.record import MAX_PARAMS, MAX_SRC, OP, VIEW_OPS
 from ggjit.ops.core.shape import contiguous_nb, describe
+from ggjit.ops.core.spec import ops_with
 from ggjit.ops.core.types import TYPE_INFO
 from ggjit.tensors.context import Context
-from ggjit.tensors.rebuild import CALLS_PYTHON
 
 TYPE, OP_, ROLE, NDIM, VIEW, VIEW_OFFS, FLAGS, N_SRC = range(8)
 NE, NB, PARAMS, SRC = 8, 12, 16, 16 + MAX_PARAMS
@@ -101,7 +101,7 @@ class Encoded:
         return row
 
     def _node(self, t):
-        if t.op in CALLS_PYTHON:
+        if t.op in ops_with("calls_python"):
             raise NotSupported(f"{describe(t)} calls a function of yours, which a remote device does not have; a "
                                f"Scheduler runs it on the CPU")
         src = [-1 if s is None else self._source(s) for s in t.src]

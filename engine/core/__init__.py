@@ -2,7 +2,7 @@
 
 Read in this order:
 
-    table, versions                 a tensor is a row of one table; how often its data were written
+    table, row_sizes, versions      a tensor is a row of one table; its bytes; how often its data were written
     buffer, host_buffer             a buffer type makes buffers; those in host memory
     placing, compute_buffers        leaves placed in new buffers; buffers that grow with the graphs computed in them
     backend, events                 base classes of devices and their streams; points in a stream to wait for
@@ -13,5 +13,3 @@ Read in this order:
     other_names                     names of NumPy and PyTorch, and what stands for them here
     fixed                           attributes and lists that stay as they were made
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -2,10 +2,13 @@
 import difflib
 import functools
 import inspect
+from typing import get_args
+
+import numpy as np
 
 from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
 from ggjit.ops.core.types import BY_NAME, Type
-from ggjit.ops.core.whole_numbers import whole
+from ggjit.ops.core.whole_numbers import is_whole, whole
 
 
 def buffer_size(value):
@@ -21,6 +24,13 @@ def expect(value, kind, what):
     if not isinstance(value, kind):
         names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
         raise TypeMismatch(f"{what} takes a {names}, got {type(value).__name__}")
+    return value
+
+
+def expect_flag(value, what):
+    """`value`, if it is True or False (NumPy's too), 0 or 1."""
+    if not isinstance(value, bool | np.bool_) and not (is_whole(value, 0) and value <= 1):
+        raise TypeMismatch(f"{what} is True or False, got {value!r}")
     return value
 
 
@@ -46,15 +56,9 @@ def type_of(value, what):
     return _TYPES[value.lower()]
 
 
-_TAKES = ("type", "dst_type")
-_OTHERS = ("tri",)                      # its `type` is a number that says which triangle
-
-
 def with_type_names(builder):
     """The builder, or, if it takes a tensor type, one that takes its name as well: gg.cast(x, "F16")."""
-    code = inspect.unwrap(builder).__code__         # inspect.signature takes a fiftieth of the time of importing ggjit
-    parameters = code.co_varnames[:code.co_argcount]
-    at = [(i, p) for i, p in enumerate(parameters) if p in _TAKES and builder.__name__ not in _OTHERS]
+    at = [(i, p) for i, (p, kind) in enumerate(builder.__annotations__.items()) if Type in get_args(kind)]
     if not at:
         return builder
 

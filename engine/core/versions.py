@@ -13,17 +13,16 @@ other) makes `Buffer.trusted` False, and its tensors are always copied anew.
 import functools
 
 from ggjit.core.table import TABLE
-from ggjit.ops.core.record import OP, T_CTX
+from ggjit.ops.core.record import T_CTX
+from ggjit.ops.core.spec import ops_with
 
 T_VERSION = T_CTX + 1           # a spare word of the TENSOR row; survives recycling, so it only ever grows
 VERSIONS = TABLE.words[:, T_VERSION]    # of all tensors; indexing two axes, NumPy adds 1 in 1.7 instead of 0.7 us
-# numbers of the sources that a node of the op updates besides its result
-UPDATED_SOURCES = {OP.OPT_STEP_ADAMW: (2, 3)}          # m and v
 
 
 def written(t):
     """The tensors whose memory the node t writes: its own base, and those of the sources it updates."""
-    return (t.base, *(t.src[i].base for i in UPDATED_SOURCES.get(t.op, ())))
+    return (t.base, *(t.src[i].base for i in ops_with("updates").get(t.op, ())))
 
 
 def count_write(t):

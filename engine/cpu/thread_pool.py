@@ -29,12 +29,14 @@ from ggjit.ops.core.record import N_KERNEL, N_TASKS, OK, WORD
 from ggjit.ops.core.whole_numbers import is_whole, whole
 from ggjit.ops.elementwise.custom import IN_PYTHON
 from ggjit.ops.native import jobs
-from ggjit.ops.native.node import S_ABORT, S_COUNT, S_GENERATION, S_INTERVAL, S_POLL
+from ggjit.ops.native.node import S_ABORT, S_COUNT, S_INTERVAL, S_POLL
+from ggjit.ops.native.waiting import WAY
 
 POLL_SECONDS = 0.010
 SPIN_SECONDS = 150e-6   # how long an idle worker spins before it sleeps, at poll level 50 (ggml's default)
 
 _RUN = ctypes.PYFUNCTYPE(*[ctypes.c_int64] * 6)         # engine/cpu/walk.py: run, called without looking for arrays
+_OPEN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 _ABORT_CALLBACK = ctypes.PYFUNCTYPE(ctypes.c_int)       # called by thread 0 while it holds the GIL
 
 
@@ -53,12 +55,15 @@ class Pool:
         self._native_ids = {}                   # worker number -> the system's thread id
         self._affinity = None
         self.tracing = Tracing(self.words, walk.S_TRACE // WORD + 1, walk.walk_traced)
-        self._work = threading.Event()          # only where there is no futex
+        self._posting = threading.Condition()   # where idle workers cannot sleep in the system they wait here
+        self._posted = 0                        # number of the newest job they may wait for
+        self.words[walk.S_CAN_SLEEP // WORD] = bool(WAY)
         self._per_second = _cycles_per_second()
         self.words[S_INTERVAL // WORD] = int(POLL_SECONDS * self._per_second)
         self.words[S_POLL // WORD] = walk.poll.address
         self.poll = 50
         self._enter = _RUN(walk.run.address)         # compiled before any thread starts
+        self.open_barrier = _OPEN(walk.open_barrier.address)      # here: a forked child must not compile
 
     @property
     def poll(self):
@@ -124,8 +129,10 @@ class Pool:
         if self._affinity:
             self._pin(ith)
         KERNEL_THREADS.add(threading.get_ident())
-        while not walk.worker(self.sync, ith):
-            self._work.wait()
+        seen = 0
+        while (seen := walk.worker(self.sync, ith, seen)) >= 0:
+            with self._posting:
+                self._posting.wait_for(lambda: self._stopped or self._posted != seen >> walk.JOB_SHIFT)
         self.n_walking = 0                      # in a process forked by this thread: the walk is over
 
     def run(self, first, end, n_threads, abort_callback=None, plan=None, i=0, j=0):
@@ -172,30 +179,36 @@ class Pool:
             if abort_callback is not None:
                 callback = _ABORT_CALLBACK(lambda: _ask(abort_callback, raised))
                 self.words[walk.S_CALLBACK // WORD] = ctypes.cast(callback, ctypes.c_void_p).value
-            if walk.SYS_FUTEX is None:
-                self._work.set()
             if plan is not None:
                 plan.begin()
             trace_buffer = self.tracing.trace_buffer(plan, i, j) if self.tracing.watchers and j > i else None
+            if n_threads > 1 and not self.words[walk.S_CAN_SLEEP // WORD]:
+                self._post()
             status = self._enter(self.sync, first, end, n_threads, 0 if trace_buffer is None else trace_buffer.page())
             if trace_buffer is not None and status == OK:
                 trace_buffer.n_runs += 1        # another run would write over its page
         finally:
             self.n_walking = 0
+            self._posted = self.words[walk.S_JOB // WORD] >> walk.JOB_SHIFT         # a signal may have come between
             if callback is not None:            # no call before this: a signal could come in, and the address is stale
                 self.words[walk.S_CALLBACK // WORD] = 0
-            if walk.SYS_FUTEX is None:
-                self._work.clear()
         if raised:
             raise raised[0]
         return status, self.words[walk.S_STATUS // WORD + 1]
+
+    def _post(self):
+        """Wake the workers that wait in Python for the job that is about to begin."""
+        with self._posting:
+            self._posted = (self.words[walk.S_JOB // WORD] >> walk.JOB_SHIFT) + 1
+            self._posting.notify_all()
 
     def stop(self):
         """End the threads (at interpreter exit); what still computes does so on its own thread."""
         self._stopped = True
         if self._threads:
             walk.quit_workers(self.sync)
-            self._work.set()
+            with self._posting:
+                self._posting.notify_all()
             for t in self._threads:
                 t.join(timeout=5)
             self._threads = []
@@ -289,9 +302,7 @@ def _leave_walk(pool):
 
 def _open_barriers(pool, seconds=1e-4):
     while pool.n_walking:
-        if pool.words[S_COUNT // WORD]:
-            pool.words[S_COUNT // WORD] = 0
-            pool.words[S_GENERATION // WORD] += 1
+        pool.open_barrier(pool.sync)
         time.sleep(seconds)
 
 

@@ -1,13 +1,12 @@
-"""Where runs write the clock while a profile is open: one trace_buffer of memory a plan, one page a run.
+"""Where runs write the clock while a profile is open: one trace buffer a plan, one page a run.
 
     trace_buffer   | page 0                          | page 1           | ...      int64 (pages, threads, nodes, 2)
             | thread 0: start end, start end  | thread 0: ...    |          clock ticks; 0: this thread skipped the node
             | thread 1: start end, start end  | thread 1: ...    |
 
-Run r of the plan writes page r % pages.  A trace_buffer begins with two pages, doubles while it may, and is written
-over from
-then on: its memory stays in the caches, and fresh memory would cost more than the clock does.  What is about to be
-written over is added to sums by jitted code, so that a run costs Python no more than an address and a counter.
+Run r of the plan writes page r % pages.  A trace buffer begins with two pages and doubles while it may; then it
+is written over: its memory stays in the caches, and fresh memory would cost more than the clock does.  What is about to
+be written over is added to sums by jitted code, so that a run costs Python no more than an address and a counter.
 """
 import numpy as np
 
@@ -18,7 +17,7 @@ from ggjit.ops.native.jit import native
 from ggjit.ops.native.mem import ld_i64, st_i64
 
 SHEET_NBYTES = 1 << 18
-MAX_SPARE = 4                   # trace_buffers whose memory is kept for the next profile
+MAX_SPARE = 4                   # trace buffers whose memory is kept for the next profile
 
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
@@ -50,7 +49,7 @@ class TraceBuffer:
                  "page_nbytes", "thread_nbytes", "turn_at")
 
     def __init__(self, rows, facts, n_threads, n_nodes, memory):
-        """memory: an array of an earlier trace_buffer, or None."""
+        """memory: an array of an earlier trace buffer, or None."""
         self.rows, self.facts = rows, facts
         self.n_runs, self.n_added, self._lock = 0, 0, ForkLock()
         self.wall, self.busy = zeros(n_nodes, np.int64, "profile"), np.zeros((n_nodes, n_threads), np.int64)

@@ -6,7 +6,8 @@ A replay enters jitted code once.  Every thread walks the NODE rows of the plan:
     thread 1   | node A (rows 8-15 ...)       | bar |   (waits)                 | bar | node F ...
 
 Rows are taken in chunks from an atomic counter in the NODE.  Nodes meet at a spin barrier (0.3 us); a run of tiny nodes
-belongs to thread 0 and has one barrier at its end.  Idle workers spin for a moment, then sleep in the kernel (futex).
+belongs to thread 0 and has one barrier at its end.  Idle workers spin for a moment, then sleep in the system
+(ops/native/waiting.py).
 
 Stopping.  Thread 0 polls for signals and the abort callback every 10 ms or so, between row chunks, and asks the
 callback before every node; either raises the *abort word*.  Kernels see it between chunks and return early, still
@@ -17,9 +18,6 @@ early by a slow thread, which would then never arrive at the next one.)
 The GIL is released by the jitted code itself, so that the poll can take it back, call PyErr_CheckSignals, and leave the
 exception for the ctypes call that started the run: Ctrl-C comes out as KeyboardInterrupt.
 """
-import os
-import sys
-
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -27,43 +25,41 @@ from numba.extending import intrinsic
 from ggjit.ops.core.record import ABORTED, N_FLAGS, N_KERNEL, N_NEXT, N_TASKS, OK, WORD
 from ggjit.ops.native.jit import exact, native
 from ggjit.ops.native.mem import atomic_add, call4, call_intrinsic, cycles, ld_i64, load_acquire, st_i64, store_release
-from ggjit.ops.native.node import CHUNK, CHUNK2, S_ABORT, S_DEADLINE, S_INTERVAL, aborted, barrier, pause, sched_yield
+from ggjit.ops.native.node import (
+    CHUNK,
+    CHUNK2,
+    S_ABORT,
+    S_COUNT,
+    S_DEADLINE,
+    S_GENERATION,
+    S_INTERVAL,
+    aborted,
+    barrier,
+)
+from ggjit.ops.native.waiting import pause, sched_yield, sleep_while_equal, wake_sleepers
 
 # sync page, continued from ops/native/node.py: byte offsets, hammered words 64 bytes apart
-S_JOB = 384             # sequence number << 10 | threads taking part; workers wait for it to change
+S_JOB = 384             # sequence number << JOB_SHIFT | threads taking part; workers wait for it to change
 S_DONE = 448            # workers that finished the job
 S_STOP_AT = 512         # NODE at whose barrier all threads leave
 S_STATUS = 576          # first bad status, and in the next word its NODE
 S_PLAN = 640            # the job: first NODE, end address
 S_QUIT = 704            # the process exits
-S_SLEEPERS = 768        # workers asleep in the kernel
+S_SLEEPERS = 768        # workers asleep in the system
+S_CAN_SLEEP = 776       # 1: idle workers sleep in the system; 0: they return to Python and wait there
 S_THREAD_STATE = 832    # thread 0's saved Python thread state
 S_CALLBACK = 840        # address of the abort callback (0: none)
 S_SPIN = 848            # cycles an idle worker spins before it sleeps
 S_TRACE = 856           # page of the profile to write each node's start and end to (0: none); the next words: bytes a
                         # thread has of it, address of the walk that fills it (engine/cpu/ticks.py)
 PAGE_NBYTES = 1024
+JOB_SHIFT = 10          # bits of a job's word below its number
 
 TINY_PER_POLL = 64      # tiny nodes between two looks at the clock
 BARRIER_AFTER = 1       # NODE flag: all threads meet after this node
 
-SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine) if sys.platform == "linux" else None
-_FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
-
 
 # ---------------------------------------------------------------- C functions of the process, by name
-@intrinsic
-def futex(typingctx, addr, op, value):
-    """libc's variadic syscall(SYS_futex, ...): sleep while the 32-bit word at addr equals value, or wake sleepers."""
-    def codegen(context, b, sig, args):
-        i64 = ir.IntType(64)
-        fnty = ir.FunctionType(i64, [i64], var_arg=True)
-        f = b.module.globals.get("syscall") or ir.Function(b.module, fnty, "syscall")
-        zero = ir.Constant(i64, 0)
-        return b.call(f, [ir.Constant(i64, SYS_FUTEX or 0), args[0], args[1], args[2], zero, zero, zero])
-    return types.int64(types.int64, types.int64, types.int64), codegen
-
-
 def _python_call(name, ret, takes_pointer):
     i8p = ir.IntType(8).as_pointer()
 
@@ -186,28 +182,31 @@ def walk_traced(node, end, who, sync):
     return 0
 
 
-@native("i64(i64, i64)")
-def worker(sync, ith):
-    """The life of thread ith; returns at process exit, or (no futex) whenever it ran out of things to spin for."""
-    seen = 0
+@native("i64(i64, i64, i64)")
+def worker(sync, ith, seen):
+    """The life of thread ith, which knows the job `seen` (0: none).  Returns -1 at process exit.
+
+    Where it cannot sleep in the system it returns when it is idle, with the job that it saw last.  The next call is
+    given that job: a worker that forgot it would walk a finished job again, whose memory may be free.
+    """
     idle_since = cycles()
     while True:
         if load_acquire(sync + S_QUIT) != 0:
-            return 1
+            return -1
         job = load_acquire(sync + S_JOB)
         if job == seen:
             if cycles() - idle_since < ld_i64(sync + S_SPIN):
                 pause()
-            elif SYS_FUTEX is not None:
+            elif ld_i64(sync + S_CAN_SLEEP) != 0:
                 atomic_add(sync + S_SLEEPERS, 1)
-                futex(sync + S_JOB, _FUTEX_WAIT_PRIVATE, seen & 0xFFFFFFFF)
+                sleep_while_equal(sync + S_JOB, seen)
                 atomic_add(sync + S_SLEEPERS, -1)
                 idle_since = cycles()
             else:
-                return 0
+                return seen
             continue
         seen = job
-        nth = job & 1023
+        nth = job & (1 << JOB_SHIFT) - 1
         if ith < nth:
             _walk_plan(ld_i64(sync + S_PLAN), ld_i64(sync + S_PLAN + 8), ith, nth, sync)
             atomic_add(sync + S_DONE, 1)
@@ -245,10 +244,11 @@ def run(sync, first, end, nth, page):
     st_i64(sync + S_THREAD_STATE, save_thread(0))
     if nth > 1:
         job = ld_i64(sync + S_JOB)
-        # an atomic add, not a store: the check for sleepers must not move above it
-        atomic_add(sync + S_JOB, (((job >> 10) + 1) << 10 | nth) - job)
-        if load_acquire(sync + S_SLEEPERS) > 0 and SYS_FUTEX is not None:
-            futex(sync + S_JOB, _FUTEX_WAKE_PRIVATE, 1 << 30)
+        # Both are atomic additions, which are never reordered: the count is read after the job is posted.  A worker
+        # counts itself before it compares the job, so it sees the job or is seen here.
+        atomic_add(sync + S_JOB, (((job >> JOB_SHIFT) + 1) << JOB_SHIFT | nth) - job)
+        if atomic_add(sync + S_SLEEPERS, 0) > 0:
+            wake_sleepers(sync + S_JOB)
     _walk_plan(first, end, 0, nth, sync)
     n = 0
     while load_acquire(sync + S_DONE) != nth - 1:
@@ -267,9 +267,17 @@ def run(sync, first, end, nth, page):
 @native("i64(i64)")
 def quit_workers(sync):
     store_release(sync + S_QUIT, 1)
-    atomic_add(sync + S_JOB, 1 << 10)
-    if SYS_FUTEX is not None:
-        futex(sync + S_JOB, _FUTEX_WAKE_PRIVATE, 1 << 30)
+    atomic_add(sync + S_JOB, 1 << JOB_SHIFT)
+    wake_sleepers(sync + S_JOB)
+    return 0
+
+
+@native("i64(i64)")
+def open_barrier(sync):
+    """Let the threads that wait at a barrier go on although others are missing."""
+    if load_acquire(sync + S_COUNT) != 0:
+        store_release(sync + S_COUNT, 0)
+        atomic_add(sync + S_GENERATION, 1)
     return 0
 
 

@@ -1,11 +1,10 @@
 """Graphs: which tensors are computed, in which order, where their results lie, and plans that compute them.
 
     graph, layers, pickling, copying    the graph; layers found by names; graphs as bytes; on another backend
-    allocator, placed                   memory for the results; tensors and graphs as a scheduler's backends see them
+    requests, allocator                 graphs as numbers for the planners; memory for the results
+    placed                              tensors and graphs as a scheduler's backends see them
     tensor_allocators                   tensors placed one at a time; a graph as ggml placed it in 2023
     graph_plan, plan_node, results      base of all plans; one kernel of a plan; what a run left in memory
     plan_cache                          plans kept for the next run
     backward                            gradients: nodes for what a loss changes by
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

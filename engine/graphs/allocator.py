@@ -3,35 +3,40 @@
 The plan (who shares memory with whom, at which offsets) comes from `ggjit.alloc`, which knows only numbers; this file
 turns graphs into numbers and plans into buffers.
 """
-import dataclasses
 import weakref
 
 import numpy as np
 
 from ggjit.alloc.ggml.problem import check_time_limit
-from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
+from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.orders.memory_order import VIEW_OP
+from ggjit.alloc.plan_request import PLANNERS
 from ggjit.alloc.report import saving
 from ggjit.alloc.validate import validate_plan
-from ggjit.core.arguments import expect, typed_call
+from ggjit.core.arguments import expect, expect_flag, typed_call
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType, init_placed, place, reset_buffers, wants_tensors
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
-from ggjit.core.slots import alloc_sizes, checked_int
-from ggjit.core.table import NO_PARAMS, TABLE
+from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
-from ggjit.ops.core.errors import NotAllocated, ParamError, TypeMismatch
+from ggjit.graphs.requests import (
+    asked_for,
+    options_for,
+    with_markers,
+    without_markers,
+    work_begin,
+    work_markers,
+    work_nbytes,
+    work_room,
+)
+from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.host_memory import oom_guard
-from ggjit.ops.core.record import OP, T_BUFFER, T_GEN, T_OFFS, VIEW_OPS
+from ggjit.ops.core.record import T_BUFFER, T_GEN, T_OFFS, T_OP
 from ggjit.ops.core.shape import describe
-from ggjit.ops.core.spec import in_place_table
-from ggjit.ops.core.types import I8
 from ggjit.ops.core.whole_numbers import is_whole
-from ggjit.tensors.context import Context
 from ggjit.tensors.tensor import Tensor
-
-WORK_ALIGNMENT = 64             # bytes: a line of the processor's cache
 
 
 class Placement:
@@ -43,57 +48,6 @@ class Placement:
 
     def __init__(self, where, work=()):
         self.where, self.work = where, dict(work)
-
-
-def _markers(graph, alloc_deps):
-    """[(number of the node it stands before, marker)]: views without op that keep tensors alive (as a scheduler's)."""
-    for pair in expect(alloc_deps, (list, tuple), "alloc_deps"):
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
-            raise TypeMismatch(f"alloc_deps holds pairs of tensors (tensor, until), got {pair!r}")
-    if not alloc_deps:
-        return []
-    at, known, ctx, marks = {t.id: i for i, t in enumerate(graph.nodes)}, set(graph.leaf_ids.tolist()), Context(), []
-    for t, until in alloc_deps:
-        if until.id not in at or t.id not in known and at.get(t.id, len(at)) > at[until.id]:
-            raise ParamError(f"alloc_deps: {t!r} cannot be kept until {until!r}; expected a tensor of the graph and a "
-                             f"node that runs after it")
-        src = (t,) if t.view_src is None else (t.base, t)
-        marker = ctx._add(t.type, OP.NONE, t.ne, t.nb, t.ndim, NO_PARAMS, src, t.base, t.view_offs, "")
-        marks.append((at[until.id] + 1, marker))
-    return marks
-
-
-def work_nbytes(backend, node):
-    """Bytes that the node's kernel works in and that may lie with the graph's tensors.  Errors: GgjitError."""
-    return checked_int(backend, "work_nbytes", node, least=0)
-
-
-def work_room(nbytes, buft):
-    """Bytes to place for `nbytes` of work memory: it begins at a multiple of WORK_ALIGNMENT (`work_begin`)."""
-    return nbytes + max(WORK_ALIGNMENT - checked_int(buft, "alignment"), 0)
-
-
-def work_begin(offs):
-    """Where the work memory in a place at `offs` begins, a byte offset as well."""
-    return -(-offs // WORK_ALIGNMENT) * WORK_ALIGNMENT
-
-
-def _work_markers(room):
-    """[(number of the node it stands before, marker)]: the work memory of every node that has some, and behind the
-    node a view that reads it, so that it lives for that node alone.  room: bytes of each node, 0 for none."""
-    ctx, marks = Context(), []
-    for i, n in enumerate(room):
-        if n:
-            work = ctx.new_tensor(I8, (n,))
-            end = ctx._add(I8, OP.NONE, work.ne, work.nb, work.ndim, NO_PARAMS, (work,), work, 0, "")
-            marks += [(i, work), (i + 1, end)]
-    return marks
-
-
-def _without(plan, at):
-    """The plan without the nodes at these places."""
-    names = [f.name for f in dataclasses.fields(plan) if f.name.startswith(("node_", "cause"))] if at else []
-    return dataclasses.replace(plan, **{name: np.delete(getattr(plan, name), at) for name in names}) if at else plan
 
 
 class GraphAllocator:
@@ -114,6 +68,7 @@ class GraphAllocator:
         targets = target if isinstance(target, list | tuple) else [target]
         if not targets:
             raise ParamError("GraphAllocator needs at least one buffer type")
+        expect_flag(work, "GraphAllocator: work")
         if work and not (len(targets) == 1 and isinstance(targets[0], Backend)):
             raise ParamError("GraphAllocator: work=True takes one Backend, whose kernels it asks; e.g. "
                              "GraphAllocator(gg.init_backend('CPU'), work=True)")
@@ -129,7 +84,8 @@ class GraphAllocator:
         self._work = {}                                 # of the last plan: {tensor id: (chunk, byte offset, bytes)}
         self._memory = ComputeBuffers(self.bufts)
         self._owned = []                                # weak references to the leaves this allocator placed
-        self._where, self._lives = {}, {}               # placement of the last allocated graph, and its tensors' lives
+        self._where = {}                                # placement of the last allocated graph
+        self._lives = (np.zeros(0, np.int64),) * 2      # ids of its tensors, and their generations
         self.last = None                                # GraphPlan of the last reserve or alloc_graph
 
     @oom_guard("a memory plan")
@@ -140,14 +96,15 @@ class GraphAllocator:
         for kernels that read or write them later than the graph says.
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
-        planner, self._work = graph.planner or self.planner, {}
         nbytes = [] if self._worker is None else [work_nbytes(self._worker, t) for t in graph.nodes]
-        seconds = self.time_limit / (1 + any(nbytes))
-        self.last, _ = self._planned(graph, planner, seconds, node_ids, leaf_ids, _markers(graph, alloc_deps))
+        request, options, kept = asked_for(graph, self.bufts, graph.planner or self.planner,
+                                           self.time_limit / (1 + any(nbytes)),
+                                           self._which(graph, node_ids, leaf_ids), alloc_deps)
+        self._work = {}
+        self.last, _ = self._planned(request, options, kept)
         if any(nbytes):
-            marks = _work_markers([n and work_room(n, self.bufts[0]) for n in nbytes])
-            plan, places = self._planned(graph, planner, seconds, node_ids, leaf_ids,
-                                         [*_markers(graph, alloc_deps), *marks])
+            marks = work_markers([n and work_room(n, self.bufts[0]) for n in nbytes])
+            plan, places = self._planned(request, options, [*kept, *marks])
             if plan.peak < self.last.peak + max(nbytes):
                 self.last = plan
                 self._work = {graph.nodes[i].id: (*places[m.id], nbytes[i]) for i, m in marks if m.view_src is None}
@@ -162,40 +119,37 @@ class GraphAllocator:
             # 2.31 KiB instead of ggml's 2.81 KiB, 512 B (17.8%) less; planned in 0.8 ms instead of 0.1
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
-        marks = _markers(graph, alloc_deps)
-        return saving(graph.planner or self.planner, lambda planner: self._planned(
-            graph, planner, self.time_limit, node_ids, leaf_ids, marks, remember=False)[0])
+        planner = graph.planner or self.planner
+        request, _, marks = asked_for(graph, self.bufts, planner, self.time_limit,
+                                      self._which(graph, node_ids, leaf_ids), alloc_deps)
+        return saving(planner, lambda planner: self._planned(
+            request, options_for(graph, planner, self.time_limit), marks)[0])
 
-    def _planned(self, graph, planner, seconds, node_ids, leaf_ids, marks, remember=True):
-        """(the plan of a graph that is alive, {id of a marker: (chunk, offset)}); remember: as of plan_graph."""
-        which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
-        sizes = [alloc_sizes(self.bufts, ids, tensors)
-                 for ids, tensors in zip(which, (graph.nodes, graph.leafs), strict=True)]
-        marks = sorted(marks, key=lambda m: m[0])
-        at = [place for place, _ in marks]
-        node_ids = np.insert(graph.node_ids, at, [m.id for _, m in marks]) if marks else graph.node_ids
-        node_buffers = np.insert(which[0], at, 0) if marks else which[0]            # views: they lie where they view
-        sizes[0] = np.insert(sizes[0], at, [m.nbytes for _, m in marks]) if marks else sizes[0]
-        placed = self._own_leaves()                     # planned anew; they stay where they are until alloc_graph
+    def _planned(self, request, options, marks):
+        """(the plan, {id of a marker: (chunk, offset)}).  The leaves that lie where this allocator placed them are
+        planned anew; they stay where they are until alloc_graph."""
+        request, at = with_markers(request, marks) if marks else (request, [])
+        placed = self._own_leaves()
         before = [TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist() for t in placed]
         try:
             for t in placed:
                 TABLE.place(t.id, -1, 0)
-            plan = plan_graph(TABLE.words, node_ids, graph.leaf_ids, sizes,
-                              alignment=[checked_int(b, "alignment") for b in self.bufts],
-                              max_size=[checked_int(b, "max_size") for b in self.bufts],
-                              node_buffers=node_buffers, leaf_buffers=which[1], n_buffers=len(self.bufts),
-                              planner=planner, in_place=in_place_table(planner != "ggml-2023"),
-                              time_limit=seconds, outputs=graph.output_ids, remember=remember,
-                              **graph.search if planner == graph.planner else {})
+            plan = plan_graph(request, options)
         finally:
             for t, where in zip(placed, before, strict=True):
                 TABLE.place(t.id, *where)
         if "validate" in debug:
             validate_plan(plan)
-        at = [place + k for k, place in enumerate(at)]
-        return _without(plan, at), {m.id: (int(plan.node_chunk[i]), int(plan.node_offs[i]))
-                                    for i, (_, m) in zip(at, marks, strict=True)}
+        if not at:
+            return plan, {}
+        return without_markers(plan, at), {int(request.node_ids[i]): (int(plan.node_chunk[i]), int(plan.node_offs[i]))
+                                           for i in at}
+
+    def _which(self, graph, node_ids, leaf_ids):
+        """The number of its buffer type for every node and leaf; None for the only one."""
+        if len(self.bufts) == 1 and node_ids is leaf_ids is None:
+            return None
+        return [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
 
     def _ids(self, ids, tensors):
         if ids is None:
@@ -217,21 +171,24 @@ class GraphAllocator:
         """
         plan = self.plan(graph, node_ids, leaf_ids, alloc_deps)
         self._memory.grow(plan.chunk_sizes)
-        where = {}
-        for tensors, bufs, chunks, offs in ((graph.leafs, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs),
-                                            (graph.nodes, plan.node_buffer, plan.node_chunk, plan.node_offs)):
-            for t, b, c, o in zip(tensors, bufs.tolist(), chunks.tolist(), offs.tolist(), strict=True):
-                if b >= 0:
-                    where[t.id] = (self._memory.chunks[b][c], o)
-        self._place_leaves([t for t in graph.leafs if t.id in where and t.view_src is None], where,
+        leafs = self._places(graph.leaf_ids, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs)
+        nodes = self._places(graph.node_ids, plan.node_buffer, plan.node_chunk, plan.node_offs)
+        where = leafs | nodes
+        self._place_leaves([t for t in graph.leafs if t.id in leafs and t.view_src is None], where,
                            lambda: self._tell_buffers(graph, where))
         ids = np.concatenate([graph.leaf_ids, graph.node_ids])
         # of leaves the table knows: what is taken back there must not be found here
-        self._where = {t.id: where[t.id] for t in graph.nodes if t.id in where}
-        self._lives = dict(zip(ids.tolist(), TABLE.words[ids, T_GEN].tolist(), strict=True))
+        self._where, self._lives = nodes, (ids, TABLE.words[ids, T_GEN])
         graph.placement = Placement(self._where, {
             i: (self._memory.chunks[0][c], work_begin(o), n)
             for i, (c, o, n) in self._work.items()})
+
+    def _places(self, ids, bufs, chunks, offs):
+        """{tensor id: (buffer, byte offset)} of those that the plan placed."""
+        placed = np.flatnonzero(bufs >= 0)
+        held, at = self._memory.chunks, zip(bufs[placed].tolist(), chunks[placed].tolist(), strict=True)
+        return dict(zip(ids[placed].tolist(), zip([held[b][c] for b, c in at], offs[placed].tolist(), strict=True),
+                        strict=True))
 
     def _place_leaves(self, leafs, where, then):
         """The leaves go where `where` says, those of the graph before lose their places; after an error of `then` all
@@ -254,8 +211,9 @@ class GraphAllocator:
 
     def _tell_buffers(self, graph, where):
         """Which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
-        for t in graph.nodes:
-            if t.op in VIEW_OPS and t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
+        for i in np.flatnonzero(VIEW_OP[TABLE.words[graph.node_ids, T_OP]]).tolist():
+            t = graph.nodes[i]
+            if t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
                 raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
         buffers = [buf for chunks in self._memory.chunks for buf in chunks]
         reset_buffers(buffers)
@@ -286,8 +244,9 @@ class GraphAllocator:
     def placement(self, t):
         """(buffer, byte offset) of a tensor of the last allocated graph."""
         expect(t, Tensor, "placement")
-        mine = self._lives.get(t.id) == t.generation        # else a later tensor in the same row of the table
-        where = self._where.get(t.id) if mine else None
+        ids, lives = self._lives
+        mine = lives[ids == t.id] == t.generation           # else a later tensor in the same row of the table
+        where = self._where.get(t.id) if mine.any() else None
         where = where or t._where()
         if where is None:
             raise NotAllocated(f"{describe(t)} was not placed by this allocator")

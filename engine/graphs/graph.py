@@ -4,10 +4,12 @@ import hashlib
 
 import numpy as np
 
+from ggjit.alloc.plan_request import PlanRequest
 from ggjit.alloc.reorder import reorder
 from ggjit.core.arguments import typed_call
 from ggjit.core.fixed import Fixed, FixedList, fixed_array
 from ggjit.core.html_repr import HtmlRepr, drawing_of
+from ggjit.core.row_sizes import nbytes_of
 from ggjit.core.table import TABLE
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import ParamError, TypeMismatch
@@ -33,7 +35,8 @@ class Graph(HtmlRepr):
     outputs, nodes, leafs, node_ids, leaf_ids, output_ids = (
         Fixed("a graph never changes: make another, gg.Graph(*tensors)") for _ in range(6))
     planner = None                      # what GraphAllocator has to use, where offsets are part of the graph's promise
-    search = {}                         # and how it searches: capacity, node_limit of plan_graph  # noqa: RUF012
+    search = {}                         # and how it searches: capacity, node_limit of PlanOptions  # noqa: RUF012
+    visited = False                     # nodes and leafs as `visit` finds them from the outputs?
     placed = False                      # True for what a scheduler hands to a backend (engine/graphs/placed.py)
 
     @typed_call
@@ -52,12 +55,20 @@ class Graph(HtmlRepr):
                 raise TypeMismatch(f"Graph takes tensors, got {type(y).__name__}{several}")
             y._check()
         self._set_up(outputs, *visit(outputs), order)
+        self.visited = order == "graph"
 
     @classmethod
     def _in_order(cls, outputs, nodes, leafs):
         """A graph whose order is known (engine/graphs/pickling.py)."""
         graph = cls.__new__(cls)
         graph._set_up(tuple(outputs), nodes, leafs)
+        return graph
+
+    def in_order(self, node_ids):
+        """A graph of the same tensors, its nodes in another order, in which sources still come first."""
+        by_id = {t.id: t for t in self.nodes}
+        graph = Graph._in_order(self.outputs, [by_id[i] for i in node_ids.tolist()], self.leafs)
+        graph.__dict__["output_ids"] = self.output_ids
         return graph
 
     def _set_up(self, outputs, nodes, leafs, order="graph"):
@@ -122,10 +133,10 @@ def _ids(tensors):
 
 def _in_memory_order(nodes, leafs, output_ids):
     """The nodes in an order that needs less memory."""
-    sizes = [np.array([t.nbytes for t in tensors], np.int64) for tensors in (nodes, leafs)]
-    ids = reorder(TABLE.words, _ids(nodes), _ids(leafs), sizes, in_place=in_place_table(), outputs=output_ids)
+    node_ids, leaf_ids = _ids(nodes), _ids(leafs)
+    request = PlanRequest(TABLE.words, node_ids, leaf_ids, [nbytes_of(node_ids), nbytes_of(leaf_ids)], output_ids)
     by_id = {t.id: t for t in nodes}
-    return [by_id[i] for i in ids.tolist()]
+    return [by_id[i] for i in reorder(request, in_place=in_place_table()).tolist()]
 
 
 def visit(outputs):

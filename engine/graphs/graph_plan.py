@@ -29,14 +29,14 @@ from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
 from ggjit.core.table import FREED, TABLE
-from ggjit.core.versions import T_VERSION, UPDATED_SOURCES, VERSIONS, written
+from ggjit.core.versions import T_VERSION, VERSIONS, written
 from ggjit.graphs.plan_node import N_PARAM_WORDS, plan_nodes
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
 from ggjit.ops.core import record as r
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.shape import describe
-from ggjit.ops.core.spec import all_specs
+from ggjit.ops.core.spec import all_specs, ops_with
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
 
@@ -194,8 +194,9 @@ class Plan(Results, HtmlRepr):
             if offs < 0 or offs + x.layout.nbytes > size:
                 raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
         if any(buf.read_only for buf in places.buffers().values()):
+            updating = ops_with("updates")
             for t in nodes:
-                for x in (t, *written(t)[1:]) if t.op in UPDATED_SOURCES else (t,):
+                for x in (t, *written(t)[1:]) if t.op in updating else (t,):
                     if places(x)[0].read_only:
                         raise ParamError(f"{t!r} would write into read-only {places(x)[0]!r}; work on a copy (gg.dup)")
         return places
@@ -280,7 +281,8 @@ class Plan(Results, HtmlRepr):
         """The leaves this plan computes into: their versions rise with a run (engine/core/versions.py)."""
         nodes = [t for t in [p.t for p in self._singles] if t._fixed_place is None]
         bases = [t.id if t.view_src is None else t.view_src.id for t in nodes]
-        bases += [x.id for t in nodes if t.op in UPDATED_SOURCES for x in written(t)[1:]]
+        updating = ops_with("updates")
+        bases += [x.id for t in nodes if t.op in updating for x in written(t)[1:]]
         ids = np.unique(np.array(bases, np.int64))
         ids = ids[TABLE.words[ids, r.T_BUFFER] >= 0]
         self._written_ids = ids if len(ids) > 1 else None
@@ -298,8 +300,7 @@ class Plan(Results, HtmlRepr):
     def compute(self):
         """Run every node.  Errors: IndexRangeError (an id out of range, with the node and the value), Cancelled,
         StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error there is nothing to read."""
-        # Few calls: kernels that work on megabytes empty the caches, and then Python finds every function and object
-        # it touches far away.  After a 4 MiB copy of 375 us this takes 26 us; as ten small functions it took 37.
+        # One long function: kernels empty the caches, and then every Python call is slow (docs/measured.md).
         if get_ident() in KERNEL_THREADS:
             refuse_nesting()
         lock = self._lock

@@ -15,9 +15,10 @@ from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import BadFile, NotSupported
 from ggjit.ops.core.record import FLAG_COMPUTE, MAX_PARAMS, OP, T_FLAGS
 from ggjit.ops.core.shape import describe
+from ggjit.ops.core.spec import ops_with
 from ggjit.ops.core.types import Type
 from ggjit.tensors.context import Context, check_ne
-from ggjit.tensors.rebuild import CALLS_PYTHON, check_node
+from ggjit.tensors.rebuild import check_node
 
 FORMAT = 2
 MAX_FLAGS = 2 * FLAG_COMPUTE - 1
@@ -49,7 +50,7 @@ def dump(graph):
 
 
 def _row(t, number):
-    if t.op in CALLS_PYTHON:
+    if t.op in ops_with("calls_python"):
         raise NotSupported(f"{describe(t)} calls a function of yours, which a file cannot hold; pickle a graph without "
                            f"custom ops")
     src = tuple(None if s is None else number[s.id] for s in t.src)

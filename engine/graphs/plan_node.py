@@ -6,8 +6,7 @@ import numpy as np
 
 from ggjit.core.table import TABLE
 from ggjit.ops.core.record import T_NB, T_NE, T_OP, T_PARAMS, T_SRC, T_TYPE, T_VIEW_OFFS, T_VIEW_SRC
-from ggjit.ops.core.spec import all_specs
-from ggjit.tensors.rebuild import CALLS_PYTHON
+from ggjit.ops.core.spec import all_specs, ops_with
 
 N_PARAM_WORDS = 8
 _NOTHING = frozenset()
@@ -57,10 +56,10 @@ def _same_place(p, q):
 
 def plan_nodes(nodes, choose, marked=frozenset()):
     """The PlanNode of each node.  choose(t) -> its kernel: asked once for all nodes of a signature, layers repeat."""
-    specs, kernels, out = all_specs(), {}, []
+    specs, of_users, kernels, out = all_specs(), ops_with("calls_python"), {}, []
     for t, signature in zip(nodes, signatures(nodes, marked), strict=True):
         found = kernels.get(signature)
-        if found is None or t.op in CALLS_PYTHON:               # a function of the user's belongs to one node
+        if found is None or t.op in of_users:               # a function of the user's belongs to one node
             found = kernels[signature] = choose(t), specs[t.op].module, len(kernels)
         kernel, module, kind = found
         out.append(PlanNode(t, kernel, module, t.src, (t,), None, _NOTHING, (), (), kind))

@@ -1,8 +1,9 @@
 """The nodes of a plan as a profile sees them, and what it measured of them.
 
     PlanFacts(plan, i, j)       names, kernels, bytes and operations of nodes i..j-1, without keeping their tensors
-    Record(trace_buffer, before)       the runs of these nodes while one profile was open: sums of clock ticks, the last
-    runs record.rows(hz)             a NodeTime per node
+    Record(trace_buffer, before)    the runs of these nodes while one profile was open: sums of clock ticks, the last
+                                    runs
+    record.rows(hz)                 a NodeTime per node
 """
 import dataclasses
 
@@ -12,48 +13,21 @@ from ggjit.graphs.layers import layers
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.record import N_TASKS, OP
 from ggjit.ops.core.shape import describe
+from ggjit.ops.core.spec import elements_nbytes, flops, moved_nbytes
 from ggjit.ops.core.weak import WeakKeys
 from ggjit.tensors.summary import label, op_name
-
-
-def element_nbytes(t):
-    """Bytes of the elements of a tensor or view, gaps not counted."""
-    n = t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]
-    return n // t.type.block * t.type.nbytes
-
-
-def traffic(t):
-    """Bytes a node has to read and write at least."""
-    out = element_nbytes(t)
-    if t.op == OP.GET_ROWS:
-        rows = t.ne[1] * t.ne[2] * t.ne[3]
-        return out + rows * t.src[0].type.row_nbytes(t.ne[0]) + t.src[1].nbytes
-    if t.op == OP.SET_ROWS:
-        x = t.src[0]
-        return element_nbytes(x) + element_nbytes(x) // x.type.nbytes * t.type.nbytes // t.type.block
-    return out + sum(element_nbytes(s) for s in t.src if s is not None)
-
-
-def operations(t):
-    """Multiplications and additions of the products; other ops count none."""
-    if t.op == OP.MUL_MAT:
-        return 2 * t.src[0].ne[0] * t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]
-    if t.op == OP.FLASH_ATTN_EXT:
-        q, k, v = t.src[:3]
-        return 2 * (q.ne[0] + v.ne[0]) * k.ne[1] * q.ne[1] * q.ne[2] * q.ne[3]
-    return 0
 
 
 def part_traffic(part):
     """The same of a fused node: results that are left out are neither written nor read, nothing is read twice."""
     if len(part.nodes) == 1:
-        return traffic(part.t)
+        return moved_nbytes(part.t)
     total, known = 0, {t.id for t in part.nodes}
     for t in part.nodes:
-        total += traffic(t) - (element_nbytes(t) if t.id in part.left_out else 0)
+        total += moved_nbytes(t) - (elements_nbytes(t) if t.id in part.left_out else 0)
         if t.op != OP.GET_ROWS:
             for s in [s for s in (t.src[:1] if t.op == OP.SET_ROWS else t.src) if s is not None]:
-                total -= element_nbytes(s) if s.id in known else 0
+                total -= elements_nbytes(s) if s.id in known else 0
                 known.add(s.id)
     return total
 
@@ -108,7 +82,7 @@ class NodeFacts:
         self.name, self.title, self.tensor = label(t), printable(t.name) or op_name(t), describe(t)
         self.op = "+".join(map(op_name, part.nodes))
         self.kernel, self.kind = part.kernel.name, kind(t, part.kernel.name)
-        self.nbytes, self.flops = part_traffic(part), sum(map(operations, part.nodes))
+        self.nbytes, self.flops = part_traffic(part), sum(map(flops, part.nodes))
         self.layer = layer.get(t.id) or ""
 
 
@@ -146,9 +120,9 @@ class Record:
     """
 
     def __init__(self, trace_buffer, before=None):
-        """before: the trace_buffer's sums when the profile was opened."""
-        self.facts, self.nodes = trace_buffer.facts, trace_buffer.facts.nodes
-        self.backend, self.n_threads, self.title = trace_buffer.facts.backend, trace_buffer.facts.n_threads, trace_buffer.facts.title
+        """before: sums of the trace buffer when the profile was opened."""
+        facts = self.facts = trace_buffer.facts
+        self.nodes, self.backend, self.n_threads, self.title = facts.nodes, facts.backend, facts.n_threads, facts.title
         n0, wall, busy = before or (0, 0, 0)
         n, self.wall, self.busy = trace_buffer.sums()
         self.n_runs = n - n0

@@ -5,12 +5,13 @@ import numpy as np
 
 from ggjit.alloc.ggml.problem import GraphError
 from ggjit.core.buffer import USAGE_WEIGHTS, buffer_by_id, freed
+from ggjit.core.row_sizes import block_sizes
 from ggjit.core.table import FREED, TABLE
-from ggjit.core.versions import UPDATED_SOURCES, written
+from ggjit.core.versions import written
 from ggjit.ops.core.errors import GgjitError, NotSupported
 from ggjit.ops.core.record import MAX_SRC, T_BUFFER, T_OP
 from ggjit.ops.core.shape import describe
-from ggjit.ops.core.types import TYPE_INFO
+from ggjit.ops.core.spec import ops_with
 from ggjit.sched import causes
 from ggjit.sched import records as rec
 from ggjit.sched.explain import split_html
@@ -19,15 +20,6 @@ from ggjit.sched.motion import move_splits, never_worse
 from ggjit.sched.order import reordered
 from ggjit.sched.rules import assign
 from ggjit.sched.split import judge_copies, split
-
-
-@functools.cache
-def _block_sizes():
-    """(bytes, elements) of a block by type number."""
-    sizes = np.ones((64, 2), np.int64)
-    for k, t in TYPE_INFO.items():
-        sizes[int(k)] = t.nbytes, t.block
-    return sizes
 
 
 class Split:
@@ -102,11 +94,11 @@ class Assignment:
                               | (rec.IS_HOST if b.buft.is_host() else 0)) for b in self.buffers],
                             np.int64).reshape(-1, B_WORDS)
             self.params = rec.Params(table=TABLE.words, rows=self.rows, n=n, n_nodes=self.n_nodes)
-            if gather(self.params.words, bufs, len(bufs), _block_sizes(), *s.marks()) == rec.OK:
+            if gather(self.params.words, bufs, len(bufs), block_sizes(), *s.marks()) == rec.OK:
                 break
             ids = np.append(ids, self._adopt(self.params["failed"], self.params["missing"]))
         ops = TABLE.words[self.ids[:self.n_nodes], T_OP]
-        for op, sources in UPDATED_SOURCES.items():
+        for op, sources in ops_with("updates").items():
             self.rows["bits"][:self.n_nodes][ops == op] |= sum(1 << rec.UPDATES + j for j in sources)
 
     def _adopt(self, i, missing):

@@ -6,6 +6,7 @@ addressing table that lives as long as the scheduler; a graph of ten thousand no
 """
 import numpy as np
 
+from ggjit.core.row_sizes import row_nbytes
 from ggjit.ops.core import record as r
 from ggjit.ops.core.record import MAX_SRC, OP
 from ggjit.ops.native.jit import i64s, inlined, native
@@ -25,22 +26,6 @@ def slot_of(keys, mask, key):
     while keys[h] != -1 and keys[h] != key:
         h = (h + 1) & mask
     return h
-
-
-@inlined
-def _nbytes(t, at, sizes):
-    """ggml_nbytes of the table row that starts at word `at`; sizes: (bytes, elements) of a block by type number."""
-    block_nbytes, block_size = sizes[2 * t[at + r.T_TYPE]], sizes[2 * t[at + r.T_TYPE] + 1]
-    if block_size == 1:
-        total = block_nbytes + (t[at + r.T_NE] - 1) * t[at + r.T_NB]
-    else:
-        total = t[at + r.T_NE] // block_size * t[at + r.T_NB]
-    for k in range(1, 4):
-        total += (t[at + r.T_NE + k] - 1) * t[at + r.T_NB + k]
-    for k in range(4):
-        if t[at + r.T_NE + k] <= 0:
-            return np.int64(0)
-    return total
 
 
 @native("i64(i64, i64, i64, i64)")
@@ -121,8 +106,8 @@ def gather(params, buffers, n_bufs, block_sizes, stamped_rows, stamp):
     three times as much here.)
     """
     g = opened(params)
-    t, bufs, sizes, stamped_row = g.table, i64s(buffers, B_WORDS * n_bufs), i64s(block_sizes, 128), i64s(stamped_rows,
-                                                                                                         1 << 40)
+    t, bufs, sizes = g.table, i64s(buffers, B_WORDS * n_bufs), i64s(block_sizes, 128)
+    stamped_row = i64s(stamped_rows, 1 << 40)
     mask = np.int64(15)
     while mask < 2 * n_bufs:
         mask = 2 * mask + 1
@@ -136,7 +121,7 @@ def gather(params, buffers, n_bufs, block_sizes, stamped_rows, stamp):
     for i in range(g.n):
         at = g.rows[i].id * r.T_WORDS
         _clear(g, i)
-        g.rows[i].nbytes = _nbytes(t, at, sizes)
+        g.rows[i].nbytes = row_nbytes(t, at, sizes)
         g.rows[i].bits = _flags(t, at, i < g.n_nodes)
         missing = _link(g, i, at, stamped_row, stamp)
         if missing >= 0:

@@ -8,14 +8,15 @@ on one scheduler may share them.  Everything computed shares the scheduler's buf
 import numpy as np
 
 from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.plan_request import PlanRequest
 from ggjit.alloc.validate import validate_plan
 from ggjit.core.buffer import BufferType
 from ggjit.core.config import debug
 from ggjit.core.placing import place_tensors
 from ggjit.core.slots import checked_int
 from ggjit.core.table import TABLE
-from ggjit.graphs.allocator import work_nbytes, work_room
 from ggjit.graphs.placed import PlacedTensor
+from ggjit.graphs.requests import options_for, work_nbytes, work_room
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import (
     MAX_SRC,
@@ -27,7 +28,6 @@ from ggjit.ops.core.record import (
     T_VIEW_SRC,
     T_WORDS,
 )
-from ggjit.ops.core.spec import in_place_table
 from ggjit.sched.planner_graph import planner_graph
 from ggjit.sched.records import TRANSIENT
 
@@ -66,12 +66,10 @@ class GraphLayout:
             sizes = np.append(sizes, np.repeat(list(room.values()), 2))
         bufts = s.own_bufts
         outputs = [assigned.local[i] for i in assigned.output_ids.tolist() if i in assigned.local]
-        plan = plan_graph(table, order, leafs, (sizes[order], sizes[leafs]),
-                          alignment=[checked_int(b, "alignment") for b in bufts],
-                          max_size=[checked_int(b, "max_size") for b in bufts],
-                          node_buffers=buft_ids[order], leaf_buffers=buft_ids[leafs], n_buffers=len(bufts),
-                          planner=planner,
-                          in_place=in_place_table(), time_limit=time_limit, outputs=outputs, remember=True)
+        request = PlanRequest(table, order, leafs, (sizes[order], sizes[leafs]), outputs,
+                              [checked_int(b, "alignment") for b in bufts], [checked_int(b, "max_size") for b in bufts],
+                              buft_ids[order], buft_ids[leafs], len(bufts))
+        plan = plan_graph(request, options_for(None, planner, time_limit, remember=True))
         if "validate" in debug:
             validate_plan(plan)
         self.buft_id, self.chunk, self.offs = (np.full(n_rows, -1, np.int64) for _ in range(3))

@@ -20,8 +20,9 @@ from ggjit.core.events import event_record, event_wait
 from ggjit.core.slots import as_bool
 from ggjit.core.table import TABLE
 from ggjit.core.versions import VERSIONS
-from ggjit.graphs.allocator import Placement, work_begin
+from ggjit.graphs.allocator import Placement
 from ggjit.graphs.placed import PlacedGraph, PlacedTensor
+from ggjit.graphs.requests import work_begin
 from ggjit.graphs.results import Results, mark_last
 from ggjit.ops.core.errors import Cancelled, NotAllocated
 from ggjit.ops.core.host_memory import oom_guard
@@ -47,9 +48,10 @@ class Part:
 class Run(Results):
     """Everything of one graph on one scheduler.  `compute()` may be called any number of times."""
 
-    def __init__(self, sched, assigned, layout):
-        self.support, self.memory, self.events = sched.support, sched.memory, sched.events
-        self.assigned, self.layout, self.n_instances = assigned, layout, sched.n_copies
+    def __init__(self, assigned, layout, memory, events):
+        """memory, events: the scheduler's ComputeBuffers, and its events by backend and instance."""
+        self.support, self.memory, self.events = assigned.support, memory, events
+        self.assigned, self.layout, self.n_instances = assigned, layout, assigned.support.n_instances
         self.nodes, self.tensors, self._output_ids = assigned.nodes, assigned.tensors, assigned.output_ids
         self.instance = 0
         self.parts = [None] * self.n_instances

@@ -7,8 +7,8 @@ other arguments, by nothing else; so a call with equal ones gives a node that di
     gg.mul_mat(v, y)        layouts as before: the row is written from what was kept
 
 Only single nodes are kept whose sources are the call's own arguments.  Errors are raised by the builder: a call that
-is refused leaves nothing behind, and one whose tensors are gone is handed on to it.  Builders that look further are
-called every time: LOOK_FURTHER.
+is refused leaves nothing behind, and one whose tensors are gone is handed on to it.  Builders that look further
+(ops/core/builders.py) are called every time.
 """
 import functools
 import operator
@@ -26,9 +26,6 @@ from ggjit.tensors.tensor import Tensor
 _NUMBERS = {int: "q", float: "d", bool: "?"}           # by their bits: 0.0 is not -0.0
 _NAMES = (str, Type)
 _KINDS = frozenset((Tensor, type(None), *_NUMBERS, *_NAMES))
-LOOK_FURTHER = frozenset((      # at flags of their tensors, or at what a node was made from
-    "opt_step_adamw", "opt_step_sgd", "mul_mat_set_prec", "mul_mat_set_hint", "rope_set_offset", "soft_max_add_sinks",
-    "flash_attn_ext_set_prec", "flash_attn_ext_add_sinks"))
 _MAX_KEPT = 1024                # calls of one builder; then they are forgotten
 
 
@@ -141,4 +138,4 @@ def repeated(builder):
 def builders():
     """{public name: function} of all ops, as `gg.` has them."""
     plain = {name: with_type_names(f) for name, f in checked_builders().items()}
-    return {name: f if name in LOOK_FURTHER else repeated(f) for name, f in plain.items()}
+    return {name: f if getattr(f, "looks_further", False) else repeated(f) for name, f in plain.items()}

@@ -23,12 +23,15 @@ def label(t):
     return "none" if t is None else printable(t.name) or f"%{t.id}"
 
 
-def op_name(t):
-    """The op of a tensor in lower case; of OP.UNARY and OP.GLU the function: "silu", "swiglu"."""
+def op_name(t, function=None):
+    """The op of a tensor in lower case; of OP.UNARY and OP.GLU the function: "silu", "swiglu".
+
+    function: its number, where the tensor may be freed by now.
+    """
     functions = {OP.UNARY: UNARY, OP.GLU: GLU}.get(t.op)
-    if functions is None or not t.ctx.alive:        # the row of a freed tensor may be that of another by now
+    if functions is None or function is None and not t.ctx.alive:   # its row may be that of another tensor by now
         return t.op.name.lower()
-    return functions(int(t.op_params[0])).name.lower()
+    return functions(int(t.op_params[0]) if function is None else function).name.lower()
 
 
 def state(t):

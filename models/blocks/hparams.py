@@ -307,6 +307,12 @@ class HParams:
             raise ModelError(f"{self.file.path}: {key} {n_dims} does not fit heads of {d_head}")
         return n_dims
 
+    def window_rope(self, rope, base=None, **changes):
+        """The Rope of layers with windows, whose base the file may state.  base: where it does not, default that of
+        `rope`; changes: in the other parameters."""
+        base = self.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base if base is None else base)
+        return dataclasses.replace(rope, freq_base=base, **changes)
+
     @property
     def freq_base(self):
         """RoPE's base as the file has it, for layers that options leave alone."""

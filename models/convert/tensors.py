@@ -175,8 +175,8 @@ def ernie_fused(c, name, x):
     if "qkv_proj" in name:
         n, n_kv, d = c["num_attention_heads"], c["num_key_value_heads"], c.head_dim
         parts = np.split(x, [n * d, (n + n_kv) * d])
-        return [ConvertedTensor(name.replace("qkv_proj", f"{p}_proj"), v.shape, (v,)) for p,
-                v in zip("qkv", parts, strict=True)]
+        return [ConvertedTensor(name.replace("qkv_proj", f"{p}_proj"), v.shape, (v,))
+                for p, v in zip("qkv", parts, strict=True)]
     if "up_gate_proj" in name:
         return [ConvertedTensor(name.replace("up_gate_proj", f"{p}_proj"), v.shape, (v,)) for p, v in zip(
             ("gate", "up"), halves(x, -len(x.shape)), strict=True)]
@@ -229,8 +229,8 @@ def latent_change(c, name, x):
         return None
     k, v = by_groups(x, c["num_attention_heads"], [c["qk_nope_head_dim"], c["v_head_dim"]])
     k = k.swapaxes(1, 2)
-    return [ConvertedTensor(name.replace("kv_b_proj", p), view.shape, (view,)) for p,
-            view in (("k_b_proj", k), ("v_b_proj", v))]
+    return [ConvertedTensor(name.replace("kv_b_proj", p), view.shape, (view,))
+            for p, view in (("k_b_proj", k), ("v_b_proj", v))]
 
 
 # ---------------------------------------------------------------- recurrent layers

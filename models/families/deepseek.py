@@ -116,5 +116,5 @@ def minicpm3(hparams):
     return Description([block] * hparams.n_layer, hparams.eps(), embd_scale=12.0, logit_scale=256.0 / hparams.n_embd)
 
 
-FAMILY = {"deepseek2": deepseek2, "mistral4": deepseek2, "minicpm3": minicpm3, "deepseek32": deepseek32,
-          "glm-dsa": glm_dsa}
+DECODERS = {"deepseek2": deepseek2, "mistral4": deepseek2, "minicpm3": minicpm3, "deepseek32": deepseek32,
+            "glm-dsa": glm_dsa}

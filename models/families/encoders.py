@@ -1,34 +1,47 @@
-"""Encoders: every token sees every other, or those near it.  NomicBERT, Jina BERT 2 and 3, ModernBERT, NeoBERT,
-EuroBERT, EmbeddingGemma, LLaMA as an encoder, T5's encoder.
-
-BERT itself is models/networks/bert.py.
+"""Encoders: every token sees every other, or those near it.  BERT (MiniLM and kin), NomicBERT, Jina BERT 2 and 3,
+ModernBERT, NeoBERT, EuroBERT, EmbeddingGemma, LLaMA as an encoder, T5's encoder.
 """
-import dataclasses
 import math
 
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description, PostNormBlock
 from ggjit.models.blocks.feed_forward import Dense
-from ggjit.models.blocks.hparams import ROPE_BASES, ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.hparams import ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.moe import mixture
+from ggjit.models.families.common import rotated
 from ggjit.models.families.gemma import encoder_blocks
 from ggjit.models.families.llama import llama
+from ggjit.ops.core.errors import ModelError
 
 MAX_BUCKETS = 255               # half of them are of single distances, which end before networks/encoder.py's FARTHEST
 
 
-def _post_norm(hparams, attention, *feed_forwards, **switches):
-    """feed_forwards: of the layers, in turn."""
+def _post_norm(hparams, attention, *feed_forwards, positions=False, **switches):
+    """feed_forwards: of the layers, in turn.  positions: as Description's; switches: of PostNormBlock."""
     blocks = [PostNormBlock(attention, feed_forwards[i % len(feed_forwards)], **switches)
               for i in range(hparams.n_layer)]
     return Description(blocks, hparams.eps("layer"), norm="layer", embd_norm="token_embd_norm", out_norm="",
-                       token_types=True, tied=True)
+                       token_types=True, positions=positions, tied=True)
 
 
 def _rotated(hparams, mode=ROPE_NEOX, **switches):
-    sizes = hparams.heads()
-    return Attention(**sizes, rope=hparams.rope(mode, sizes["d_head"], factors=""),
-                     fused=hparams.has("blk.0.attn_qkv.weight"), **switches)
+    return rotated(hparams, mode, fused=hparams.has("blk.0.attn_qkv.weight"), **switches)
+
+
+def bert(hparams):
+    """BERT itself: learned positions, biases everywhere.
+
+    GELU is the exact form (erf), as the model was trained; llama.cpp reads the tanh form from a float16 table.
+    """
+    n_head, d = hparams.positive("attention.head_count"), hparams.n_embd
+    if d % n_head:
+        raise ModelError(f"{hparams.file.path}: {n_head} heads do not divide embedding_length {d}")
+    hparams.same("attention.head_count_kv", n_head)
+    for key in ("attention.key_length", "attention.value_length"):
+        hparams.same(key, d // n_head)
+    hparams.require("token_types.weight")
+    return _post_norm(hparams, Attention(**hparams.heads(), bias=True, out_bias=True),
+                      Dense(hparams.n_ff, "gelu_erf", bias=True), positions=True)
 
 
 def nomic_bert(hparams):
@@ -66,7 +79,7 @@ def modern_bert(hparams):
     """Norms before the blocks, but none before the first; two layers of three look at a window, with their own RoPE."""
     sizes = hparams.heads()
     rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
-    near = dataclasses.replace(rope, freq_base=hparams.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base))
+    near = hparams.window_rope(rope)
     act = {"gelu": "geglu_erf", "silu": "swiglu"}[hparams.one_of("hidden_activation", ("gelu", "silu"), "gelu")]
     blocks = [Block(Attention(**sizes, fused=True, bias=False, out_bias=False, window=w, rope=near if w else rope),
                     Dense(hparams.n_ff, act, fused=True, bias=False), norm="centred",
@@ -118,6 +131,7 @@ def t5encoder(hparams):
                        tied=True)
 
 
-FAMILY = {"nomic-bert": nomic_bert, "jina-bert-v2": jina_bert_v2, "modern-bert": modern_bert, "t5encoder": t5encoder,
-          "nomic-bert-moe": nomic_bert_moe, "jina-bert-v3": jina_bert_v3, "neo-bert": neo_bert, "eurobert": eurobert,
-          "gemma-embedding": gemma_embedding, "llama-embed": llama}
+ENCODERS = {"bert": bert,
+            "nomic-bert": nomic_bert, "jina-bert-v2": jina_bert_v2, "modern-bert": modern_bert, "t5encoder": t5encoder,
+            "nomic-bert-moe": nomic_bert_moe, "jina-bert-v3": jina_bert_v3, "neo-bert": neo_bert, "eurobert": eurobert,
+            "gemma-embedding": gemma_embedding, "llama-embed": llama}

@@ -10,8 +10,9 @@ from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.grove import Grove
-from ggjit.models.blocks.hparams import LONG, ROPE_BASES, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.hparams import LONG, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.moe import SIGMOID, SOFTMAX, DenseBesideExperts, gating, groups, mixture
+from ggjit.models.families.common import rotated
 
 OCR_BASE = 10000.0              # of DeepSeek-OCR's RoPE
 CHUNK = 8192                    # positions that LLaMA 4's layers with RoPE look at; its files do not say
@@ -42,14 +43,8 @@ def routed(hparams, kind=SOFTMAX, normed=False, n_shared=None, **switches):
                    **{"shared": shared, **switches})
 
 
-def _rotated(hparams, mode, factors="", **switches):
-    sizes = hparams.heads()
-    kinds = ROPE_KINDS if factors == LONG else ROPE_KINDS[:-1]
-    return Attention(**sizes, rope=hparams.rope(mode, sizes["d_head"], factors, kinds), **switches)
-
-
 def deepseek(hparams):
-    attention = _rotated(hparams, ROPE_NORMAL, "rope_freqs.weight", out_bias=False)
+    attention = rotated(hparams, ROPE_NORMAL, "rope_freqs.weight", out_bias=False)
     return Description(after_dense(hparams, attention, routed(hparams)), hparams.eps(), tied=False)
 
 
@@ -81,7 +76,7 @@ def afmoe(hparams):
     """Norms before and after, windows, gated attention; every fourth layer has no RoPE."""
     sizes = hparams.heads()
     rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
-    near = dataclasses.replace(rope, freq_base=hparams.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base))
+    near = hparams.window_rope(rope)
     attentions = [Attention(**sizes, rope=None if i % 4 == 3 else near if w else rope, window=w, qk_norm="rms",
                             gate="sigmoid", out_bias=False) for i, w in enumerate(hparams.windows(4))]
     n_shared = hparams.get("expert_shared_count", kind=int)
@@ -135,7 +130,7 @@ def llama4(hparams):
     hparams.same("attention.sliding_window", CHUNK)
     sizes = hparams.heads()
     rope = hparams.rope(ROPE_NORMAL, sizes["d_head"])
-    near = dataclasses.replace(rope, freq_base=hparams.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base))
+    near = hparams.window_rope(rope)
     qk_norm = "" if hparams.get("expert_count", kind=int) == MAVERICK else "rms bare"
     attentions = []
     for i, w in enumerate(hparams.windows(4, default=CHUNK)):
@@ -150,7 +145,7 @@ def llama4(hparams):
 
 def dots1(hparams):
     """Norms of every head's query and key."""
-    attention = _rotated(hparams, ROPE_NEOX, bias=False, out_bias=False, qk_norm="rms")
+    attention = rotated(hparams, ROPE_NEOX, bias=False, out_bias=False, qk_norm="rms")
     return Description(after_dense(hparams, attention, routed(hparams)), hparams.eps(), tied=False)
 
 
@@ -158,13 +153,13 @@ def glm4moe(hparams):
     """Sigmoid gating; the second norm stands where others have one after attention."""
     hparams.leave_predicting()
     normed = "rms" if hparams.has("blk.0.attn_q_norm.weight") else ""
-    attention = _rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm=normed)
+    attention = rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm=normed)
     blocks = after_dense(hparams, attention, routed(hparams, SIGMOID), ffn_norm="post_attention_norm")
     return Description(blocks, hparams.eps())
 
 
 def bailingmoe(hparams):
-    attention = _rotated(hparams, ROPE_NORMAL, "rope_freqs.weight", out_bias=False)
+    attention = rotated(hparams, ROPE_NORMAL, "rope_freqs.weight", out_bias=False)
     hparams.ignore("feed_forward_length")
     feed_forward = routed(hparams)
     return Description([Block(attention, feed_forward)] * hparams.n_layer, hparams.eps(), tied=False)
@@ -173,7 +168,7 @@ def bailingmoe(hparams):
 def bailingmoe2(hparams):
     """Fused queries, keys and values with norms; experts lie in groups."""
     hparams.leave_predicting()
-    attention = _rotated(hparams, ROPE_NEOX, fused=True, bias=False, out_bias=False, qk_norm="rms")
+    attention = rotated(hparams, ROPE_NEOX, fused=True, bias=False, out_bias=False, qk_norm="rms")
     each = hparams.get("expert_shared_feed_forward_length", 0, int) or hparams.positive("expert_feed_forward_length")
     shared = Dense(each * hparams.positive("expert_shared_count"), suffix="_shexp", bias=False)
     feed_forward = routed(hparams, n_shared=0, shared=shared, **groups(hparams))
@@ -185,7 +180,7 @@ def ernie4_5_moe(hparams):
     hparams.ignore("expert_shared_count")
     n_ff = hparams.get("expert_shared_feed_forward_length", 0, int)
     shared = Dense(n_ff, suffix="_shexp", bias=False) if n_ff else None
-    attention = _rotated(hparams, ROPE_NORMAL, out_bias=False)
+    attention = rotated(hparams, ROPE_NORMAL, out_bias=False)
     feed_forward = routed(hparams, normed=True, n_shared=0, shared=shared)
     blocks = after_dense(hparams, attention, feed_forward, hparams.positive("interleave_moe_layer_step"))
     return Description(blocks, hparams.eps())
@@ -194,7 +189,7 @@ def ernie4_5_moe(hparams):
 def minimax_m2(hparams):
     """Norms of queries and keys over all heads, half of a head rotated."""
     hparams.ignore("feed_forward_length")
-    attention = _rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms", qk_norm_over="all")
+    attention = rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms", qk_norm_over="all")
     blocks = after_dense(hparams, attention, routed(hparams, SIGMOID, normed=True, n_shared=0))
     return Description(blocks, hparams.eps(), tied=False)
 
@@ -202,7 +197,7 @@ def minimax_m2(hparams):
 def hunyuan_moe(hparams):
     """Norms of heads after RoPE."""
     hparams.ignore("expert_feed_forward_length", "expert_shared_count")
-    attention = _rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms", norm_after_rope=True)
+    attention = rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms", norm_after_rope=True)
     shared = Dense(hparams.positive("expert_shared_feed_forward_length"), suffix="_shexp", bias=False)
     feed_forward = mixture(hparams, hparams.n_ff, shared=shared)
     return Description([Block(attention, feed_forward)] * hparams.n_layer, hparams.eps())
@@ -210,7 +205,7 @@ def hunyuan_moe(hparams):
 
 def phimoe(hparams):
     """RMS norms with biases, RoPE with factors by context size."""
-    attention = _rotated(hparams, ROPE_NEOX, LONG, bias=True, out_bias=True)
+    attention = rotated(hparams, ROPE_NEOX, LONG, bias=True, out_bias=True)
     block = Block(attention, mixture(hparams, hparams.n_ff), norm="rms biased")
     hparams.ignore("attention.sliding_window")
     return Description([block] * hparams.n_layer, hparams.eps(), norm="rms biased", tied=False, output_bias=True)
@@ -218,7 +213,7 @@ def phimoe(hparams):
 
 def dbrx(hparams):
     """Layer norms without biases; queries, keys and values are kept within limits."""
-    attention = _rotated(hparams, ROPE_NEOX, fused=True, bias=False, out_bias=False,
+    attention = rotated(hparams, ROPE_NEOX, fused=True, bias=False, out_bias=False,
                          clamp=hparams.scale("attention.clamp_kqv"))
     block = Block(attention, mixture(hparams, hparams.n_ff), norm="centred", ffn_norm="attn_output_norm")
     return Description([block] * hparams.n_layer, hparams.eps("layer"), norm="centred", tied=False)
@@ -228,7 +223,7 @@ def hy_v3(hparams):
     """Norms of heads, a shared expert; layers without a router are dense."""
     hparams.leave_predicting()
     hparams.ignore("leading_dense_block_count", "expert_shared_count", "feed_forward_length")
-    attention = _rotated(hparams, ROPE_NEOX, qk_norm="rms")
+    attention = rotated(hparams, ROPE_NEOX, qk_norm="rms")
     n_shared = hparams.get("expert_shared_feed_forward_length", 0,
                            int) or hparams.positive("expert_feed_forward_length")
     experts = routed(hparams, SIGMOID, n_shared=0, shared=Dense(n_shared, suffix="_shexp", bias=False),
@@ -243,7 +238,7 @@ def hy_v3(hparams):
 
 def arctic(hparams):
     """A dense feed-forward, and experts beside the whole layer."""
-    attention = _rotated(hparams, ROPE_NORMAL, out_bias=False)
+    attention = rotated(hparams, ROPE_NORMAL, out_bias=False)
     feed_forward = DenseBesideExperts(Dense(hparams.n_embd, bias=False),
                                       mixture(hparams, hparams.n_ff, **groups(hparams)))
     return Description([Block(attention, feed_forward)] * hparams.n_layer, hparams.eps())
@@ -252,7 +247,7 @@ def arctic(hparams):
 def grovemoe(hparams):
     """Qwen 3's experts, and small ones that groups of them share, which read what the first gave."""
     hparams.ignore("feed_forward_length")
-    attention = _rotated(hparams, ROPE_NEOX, qk_norm="rms")
+    attention = rotated(hparams, ROPE_NEOX, qk_norm="rms")
     small = hparams.get("expert_chunk_feed_forward_length", 0, int) or attention.d_head
     experts, n_each = mixture(hparams,
                               hparams.positive("expert_feed_forward_length")), hparams.positive("experts_per_group")
@@ -262,8 +257,8 @@ def grovemoe(hparams):
     return Description([Block(attention, feed_forward)] * hparams.n_layer, hparams.eps())
 
 
-FAMILY = {"deepseek": deepseek, "dots1": dots1, "glm4moe": glm4moe, "bailingmoe": bailingmoe,
-          "bailingmoe2": bailingmoe2, "ernie4_5-moe": ernie4_5_moe, "minimax-m2": minimax_m2,
-          "hunyuan-moe": hunyuan_moe, "phimoe": phimoe, "dbrx": dbrx, "deepseek2-ocr": deepseek2_ocr,
-          "exaone-moe": exaone_moe, "afmoe": afmoe, "grok": grok, "cohere2moe": cohere2moe,
-          "llama4": llama4, "hy_v3": hy_v3, "arctic": arctic, "grovemoe": grovemoe}
+DECODERS = {"deepseek": deepseek, "dots1": dots1, "glm4moe": glm4moe, "bailingmoe": bailingmoe,
+            "bailingmoe2": bailingmoe2, "ernie4_5-moe": ernie4_5_moe, "minimax-m2": minimax_m2,
+            "hunyuan-moe": hunyuan_moe, "phimoe": phimoe, "dbrx": dbrx, "deepseek2-ocr": deepseek2_ocr,
+            "exaone-moe": exaone_moe, "afmoe": afmoe, "grok": grok, "cohere2moe": cohere2moe,
+            "llama4": llama4, "hy_v3": hy_v3, "arctic": arctic, "grovemoe": grovemoe}

@@ -2,14 +2,13 @@
 
 From 3n on tokens have embeddings for every layer (blocks/gemma.py), and the last layers read keys of earlier ones.
 """
-import dataclasses
 import math
 
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.gemma import DenseAndExperts, LayerEmbeddings, LayerInput, Streams, StreamsBlock
-from ggjit.models.blocks.hparams import ROPE_BASES, ROPE_NEOX
+from ggjit.models.blocks.hparams import ROPE_NEOX
 from ggjit.models.blocks.moe import mixture
 
 # of Gemma 3n, where the file leaves them out
@@ -22,7 +21,7 @@ POSTS = {"attn_post": "post_attention_norm", "ffn_post": "post_ffw_norm"}
 def gemma(hparams):
     sizes = hparams.heads()
     attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""))
-    return _described(hparams, [Block(attention, _geglu(hparams))] * hparams.n_layer)
+    return _of_blocks(hparams, [Block(attention, _geglu(hparams))] * hparams.n_layer)
 
 
 def gemma2(hparams):
@@ -33,13 +32,13 @@ def gemma2(hparams):
                      scale=_scale(hparams, sizes, n_layer_of_27b=46))
     blocks = [Block(Attention(**attention, window=w), _geglu(hparams), **POSTS)
               for w in hparams.windows(2, default=4096)]
-    return _described(hparams, blocks, softcap=hparams.scale("final_logit_softcapping", 30.0))
+    return _of_blocks(hparams, blocks, softcap=hparams.scale("final_logit_softcapping", 30.0))
 
 
 def gemma3(hparams):
     """Five layers with windows and a RoPE of their own to one without; norms of queries and keys."""
     scale = _scale(hparams, hparams.heads(), n_layer_of_27b=62)
-    return _described(hparams, _five_near(hparams, scale=scale), softcap=hparams.scale("final_logit_softcapping"))
+    return _of_blocks(hparams, _five_near(hparams, scale=scale), softcap=hparams.scale("final_logit_softcapping"))
 
 
 def encoder_blocks(hparams):
@@ -70,7 +69,7 @@ def gemma3n(hparams):
                                      kv_of=source, bias=False, out_bias=False),
                            Dense(n_ff[i], "geglu", bias=False, cutoff=sparse[i]), LayerInput(n), N_STREAMS, LOW_RANK)
               for i, (w, source) in enumerate(zip(windows, sources, strict=True))]
-    return _described(hparams, blocks, softcap=hparams.scale("final_logit_softcapping", 30.0),
+    return _of_blocks(hparams, blocks, softcap=hparams.scale("final_logit_softcapping", 30.0),
                       frame=Streams(n, hparams.n_layer, N_STREAMS))
 
 
@@ -97,7 +96,7 @@ def gemma4(hparams):
         experts = DenseAndExperts(dense, _experts(hparams)) if routed else None
         blocks.append(Block(attention, experts or dense, ffn_norm="" if experts else "ffn_norm", **POSTS,
                             output_transform=LayerInput(n, scaled)))
-    return _described(hparams, blocks, softcap=hparams.scale("final_logit_softcapping"),
+    return _of_blocks(hparams, blocks, softcap=hparams.scale("final_logit_softcapping"),
                       frame=LayerEmbeddings(n, hparams.n_layer) if n else None)
 
 
@@ -123,8 +122,7 @@ def _experts(hparams):
 
 def _near(hparams, rope, **changes):
     """RoPE of layers with windows: with a base of their own, and without scaling."""
-    return dataclasses.replace(rope, freq_base=hparams.between("rope.freq_base_swa", *ROPE_BASES, 10000.0),
-                               freq_scale=1.0, factors="", **changes)
+    return hparams.window_rope(rope, 10000.0, freq_scale=1.0, factors="", **changes)
 
 
 def _geglu(hparams):
@@ -137,9 +135,9 @@ def _scale(hparams, sizes, n_layer_of_27b):
     return 1.0 / math.sqrt(d)
 
 
-def _described(hparams, blocks, **switches):
+def _of_blocks(hparams, blocks, **switches):
     return Description(blocks, hparams.eps(), embd_scale=math.sqrt(hparams.n_embd), **switches)
 
 
-FAMILY = {"gemma": gemma, "gemma2": gemma2, "gemma3": gemma3, "gemma3n": gemma3n,
-          "gemma4": gemma4}
+DECODERS = {"gemma": gemma, "gemma2": gemma2, "gemma3": gemma3, "gemma3n": gemma3n,
+            "gemma4": gemma4}

@@ -119,5 +119,5 @@ def minimax_01(hparams):
     return Description(blocks, hparams.eps())
 
 
-FAMILY = {"nemotron_h": nemotron_h, "nemotron_h_moe": nemotron_h, "falcon-h1": falcon_h1, "lfm2moe": lfm2moe,
-          "jamba": jamba, "plamo2": plamo2, "minimax-01": minimax_01}
+DECODERS = {"nemotron_h": nemotron_h, "nemotron_h_moe": nemotron_h, "falcon-h1": falcon_h1, "lfm2moe": lfm2moe,
+            "jamba": jamba, "plamo2": plamo2, "minimax-01": minimax_01}

@@ -112,4 +112,4 @@ def bailingmoe3(hparams):
     return Description(blocks, hparams.eps())
 
 
-FAMILY = {"kimi-linear": kimi_linear, "kimi-k3": kimi_k3, "bailingmoe3": bailingmoe3}
+DECODERS = {"kimi-linear": kimi_linear, "kimi-k3": kimi_k3, "bailingmoe3": bailingmoe3}

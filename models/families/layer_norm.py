@@ -1,15 +1,14 @@
 """With layer norms: GPT-2, GPT-NeoX, StarCoder, Falcon, Phi 2, StableLM, Command R, BLOOM, OLMo, Nemotron, MPT, Jais 1
 and 2, CodeShell, Orion."""
+import functools
+
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.hparams import ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.families.common import described
 
-
-def _described(hparams, attention, feed_forward, block=None, **switches):
-    """The same block in every layer, with layer norms."""
-    block = Block(attention, feed_forward, **{"norm": "layer", **(block or {})})
-    return Description([block] * hparams.n_layer, hparams.eps("layer"), **{"norm": block.norm, **switches})
+_described = functools.partial(described, norm="layer")
 
 
 def gpt2(hparams):
@@ -145,7 +144,7 @@ def jais2(hparams):
     return _described(hparams, attention, Dense(hparams.n_ff, "relu_sqr", bias=True))
 
 
-FAMILY = {"gpt2": gpt2, "starcoder2": starcoder2, "gptneox": gptneox, "falcon": falcon, "phi2": phi2,
-          "stablelm": stablelm, "command-r": command_r, "cohere2": cohere2, "bloom": bloom, "olmo": olmo,
-          "nemotron": nemotron, "starcoder": gpt2, "mpt": mpt,
-          "jais": jais, "codeshell": codeshell, "orion": orion, "jais2": jais2}
+DECODERS = {"gpt2": gpt2, "starcoder2": starcoder2, "gptneox": gptneox, "falcon": falcon, "phi2": phi2,
+            "stablelm": stablelm, "command-r": command_r, "cohere2": cohere2, "bloom": bloom, "olmo": olmo,
+            "nemotron": nemotron, "starcoder": gpt2, "mpt": mpt,
+            "jais": jais, "codeshell": codeshell, "orion": orion, "jais2": jais2}

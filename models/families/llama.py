@@ -92,5 +92,5 @@ def nanbeige(hparams):
     return Description(blocks, hparams.eps(), n_stored=n)
 
 
-FAMILY = {"llama": llama, "qwen2": qwen2, "granite": granite, "granitemoe": granite, "smollm3": smollm3,
-          "bitnet": bitnet, "deci": deci, "nanbeige": nanbeige}
+DECODERS = {"llama": llama, "qwen2": qwen2, "granite": granite, "granitemoe": granite, "smollm3": smollm3,
+            "bitnet": bitnet, "deci": deci, "nanbeige": nanbeige}

@@ -41,5 +41,5 @@ def qwen3vlmoe(hparams):
     return qwen3moe(hparams)
 
 
-FAMILY = {"qwen3": qwen3, "qwen3moe": qwen3moe, "qwen2moe": qwen2moe, "qwen3vl": qwen3vl,
-          "qwen3vlmoe": qwen3vlmoe}
+DECODERS = {"qwen3": qwen3, "qwen3moe": qwen3moe, "qwen2moe": qwen2moe, "qwen3vl": qwen3vl,
+            "qwen3vlmoe": qwen3vlmoe}

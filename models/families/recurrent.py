@@ -183,6 +183,6 @@ def _delta(hparams, feed_forward, apart=False):
     return Description(blocks, hparams.eps())
 
 
-FAMILY = {"mamba": mamba, "mamba2": mamba2, "rwkv7": rwkv7, "lfm2": lfm2, "granitehybrid": granite_hybrid,
-          "qwen3next": qwen3next, "qwen35": qwen35, "qwen35moe": qwen35moe, "rwkv6": rwkv6, "rwkv6qwen2": rwkv6qwen2,
-          "arwkv7": arwkv7}
+DECODERS = {"mamba": mamba, "mamba2": mamba2, "rwkv7": rwkv7, "lfm2": lfm2, "granitehybrid": granite_hybrid,
+            "qwen3next": qwen3next, "qwen35": qwen35, "qwen35moe": qwen35moe, "rwkv6": rwkv6, "rwkv6qwen2": rwkv6qwen2,
+            "arwkv7": arwkv7}

@@ -1,22 +1,11 @@
-"""All architectures that have a description."""
-from ggjit.models.families import (
-    deepseek,
-    encoders,
-    experts,
-    gemma,
-    hybrid,
-    kimi,
-    layer_norm,
-    llama,
-    qwen,
-    recurrent,
-    rms_norm,
-    t5,
-    windowed_experts,
-)
+"""All architectures that have a description, found in the files of this folder: their DECODERS and ENCODERS."""
+from ggjit.ops.core.discovery import modules_below
 
-DECODERS = {**llama.FAMILY, **qwen.FAMILY, **gemma.FAMILY, **rms_norm.FAMILY, **layer_norm.FAMILY, **deepseek.FAMILY,
-            **experts.FAMILY, **recurrent.FAMILY, **hybrid.FAMILY, **windowed_experts.FAMILY,
-            **kimi.FAMILY, **t5.FAMILY}
 
-ENCODERS = encoders.FAMILY
+def _found(attribute):
+    """{architecture: function from HParams to Description} of all dicts of that name."""
+    return {arch: describe for module in modules_below("ggjit.models.families")
+            for arch, describe in getattr(module, attribute, {}).items()}
+
+
+DECODERS, ENCODERS = _found("DECODERS"), _found("ENCODERS")

@@ -8,40 +8,28 @@ import math
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description, EmbeddingNorm, EmbeddingSkip
 from ggjit.models.blocks.feed_forward import Dense
-from ggjit.models.blocks.hparams import LONG, ROPE_BASES, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.hparams import LONG, ROPE_BASES, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.latent import Latent
 from ggjit.models.blocks.moe import SOFTMAX_OF_PICKED, mixture
+from ggjit.models.families.common import described, rotated
 from ggjit.models.families.llama import dense_or_experts
 
 BAICHUAN_13B = 40               # layers
 POSTS = {"attn_post": "post_attention_norm", "ffn_post": "post_ffw_norm"}
 
 
-def _described(hparams, attention, feed_forward, block=None, **switches):
-    """The same block in every layer."""
-    return Description([Block(attention, feed_forward, **(block or {}))] * hparams.n_layer, hparams.eps(), **switches)
-
-
-def _rotated(hparams, mode, factors="", **switches):
-    """Attention whose heads all rotate alike."""
-    sizes = hparams.heads()
-    kinds = ROPE_KINDS if factors == LONG else ROPE_KINDS[:-1]
-    return Attention(**sizes, rope=hparams.rope(mode, sizes["d_head"], factors, kinds), **switches)
-
-
 def phi3(hparams):
     """Fused matrices; RoPE has factors for contexts up to the trained one, and others beyond."""
     hparams.ignore("attention.sliding_window")          # llama.cpp looks at everything, too
-    attention = _rotated(hparams, ROPE_NEOX, LONG, fused=hparams.has("blk.0.attn_qkv.weight"), out_bias=False)
-    return _described(hparams, attention, Dense(hparams.n_ff, fused=True, bias=False))
+    attention = rotated(hparams, ROPE_NEOX, LONG, fused=hparams.has("blk.0.attn_qkv.weight"), out_bias=False)
+    return described(hparams, attention, Dense(hparams.n_ff, fused=True, bias=False))
 
 
 def olmo2(hparams):
     """Norms after the blocks only, and of queries and keys over all heads; OLMo 3: windows, without scaled RoPE."""
     sizes = hparams.heads()
     rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
-    base = hparams.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base)
-    near = dataclasses.replace(rope, freq_base=base, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
+    near = hparams.window_rope(rope, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
     attention = dict(sizes, qk_norm="rms", qk_norm_over="all", out_bias=False)
     blocks = [Block(Attention(**attention, window=w, rope=near if w else rope), Dense(hparams.n_ff, bias=False),
                     attn_norm="", ffn_norm="", **POSTS)
@@ -51,8 +39,8 @@ def olmo2(hparams):
 
 def glm4(hparams):
     """Norms before and after, half of a head rotated, gate and up in one matrix."""
-    attention = _rotated(hparams, ROPE_NORMAL, out_bias=False)
-    return _described(hparams, attention, Dense(hparams.n_ff, fused=True, bias=False), POSTS)
+    attention = rotated(hparams, ROPE_NORMAL, out_bias=False)
+    return described(hparams, attention, Dense(hparams.n_ff, fused=True, bias=False), POSTS)
 
 
 def gpt_oss(hparams):
@@ -60,8 +48,7 @@ def gpt_oss(hparams):
     hparams.ignore("feed_forward_length")
     sizes = hparams.heads()
     rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
-    near = dataclasses.replace(rope, freq_scale=hparams.freq_scale,
-                               freq_base=hparams.between("rope.freq_base_swa", *ROPE_BASES, hparams.freq_base))
+    near = hparams.window_rope(rope, hparams.freq_base, freq_scale=hparams.freq_scale)
     feed_forward = mixture(hparams, hparams.positive("expert_feed_forward_length"), gating=SOFTMAX_OF_PICKED,
                            biased=True, act="swiglu_oai")
     attention = dict(sizes, sinks=True, bias=True, out_bias=True)
@@ -72,34 +59,34 @@ def gpt_oss(hparams):
 
 def olmoe(hparams):
     """Experts with weights as the softmax gives them; norms of queries and keys over all heads."""
-    attention = _rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms", qk_norm_over="all")
-    return _described(hparams, attention, mixture(hparams, hparams.n_ff, normed=False), tied=False)
+    attention = rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms", qk_norm_over="all")
+    return described(hparams, attention, mixture(hparams, hparams.n_ff, normed=False), tied=False)
 
 
 def internlm2(hparams):
-    return _described(hparams, _rotated(hparams, ROPE_NORMAL, out_bias=False), Dense(hparams.n_ff, bias=False),
+    return described(hparams, rotated(hparams, ROPE_NORMAL, out_bias=False), Dense(hparams.n_ff, bias=False),
                       tied=False)
 
 
 def exaone(hparams):
-    attention = _rotated(hparams, ROPE_NEOX, "rope_freqs.weight", out_bias=False)
-    return _described(hparams, attention, Dense(hparams.n_ff, bias=False))
+    attention = rotated(hparams, ROPE_NEOX, "rope_freqs.weight", out_bias=False)
+    return described(hparams, attention, Dense(hparams.n_ff, bias=False))
 
 
 def seed_oss(hparams):
     """The second norm stands where others have one after attention."""
-    return _described(hparams, _rotated(hparams, ROPE_NEOX, out_bias=False), Dense(hparams.n_ff, bias=False),
+    return described(hparams, rotated(hparams, ROPE_NEOX, out_bias=False), Dense(hparams.n_ff, bias=False),
                       {"ffn_norm": "post_attention_norm"})
 
 
 def ernie4_5(hparams):
-    return _described(hparams, _rotated(hparams, ROPE_NORMAL), Dense(hparams.n_ff, bias=False))
+    return described(hparams, rotated(hparams, ROPE_NORMAL), Dense(hparams.n_ff, bias=False))
 
 
 def arcee(hparams):
     """Squared ReLU instead of a gate."""
-    attention = _rotated(hparams, ROPE_NORMAL, "rope_freqs.weight", out_bias=False)
-    return _described(hparams, attention, Dense(hparams.n_ff, "relu_sqr", bias=False))
+    attention = rotated(hparams, ROPE_NORMAL, "rope_freqs.weight", out_bias=False)
+    return described(hparams, attention, Dense(hparams.n_ff, "relu_sqr", bias=False))
 
 
 def hunyuan_dense(hparams, n_non_rotary=0):
@@ -109,7 +96,7 @@ def hunyuan_dense(hparams, n_non_rotary=0):
     base = min(hparams.freq_base * alpha ** (d / (d - 2)), ROPE_BASES[1]) if alpha and d > 2 else None
     rope = dataclasses.replace(hparams.rope(ROPE_NEOX, d, factors="", freq_base=base), n_non_rotary=n_non_rotary)
     attention = Attention(**sizes, rope=rope, out_bias=False, qk_norm="rms", norm_after_rope=True)
-    return _described(hparams, attention, Dense(hparams.n_ff, bias=False))
+    return described(hparams, attention, Dense(hparams.n_ff, bias=False))
 
 
 def hunyuan_vl(hparams):
@@ -126,7 +113,7 @@ def mistral3(hparams):
         grown = 1.0 + 0.1 * multiplier * math.log(1.0 / rope.freq_scale)
         rope = dataclasses.replace(rope, attn_factor=rope.attn_factor / grown)
     attention = Attention(**sizes, rope=rope, scale=hparams.scale("attention.scale"), temperature=bool(scale))
-    return _described(hparams, attention, dense_or_experts(hparams),
+    return described(hparams, attention, dense_or_experts(hparams),
                       temperature=(scale, rope.n_ctx_orig, 0) if scale else None)
 
 
@@ -135,8 +122,8 @@ def baichuan(hparams):
     hparams.ignore("rope.dimension_count", "rope.freq_base")
     large = hparams.n_layer == BAICHUAN_13B
     attention = Attention(**hparams.heads(), max_alibi_bias=8.0, out_bias=False) if large else \
-        _rotated(hparams, ROPE_NORMAL, out_bias=False)
-    return _described(hparams, attention, Dense(hparams.n_ff, bias=False), tied=False)
+        rotated(hparams, ROPE_NORMAL, out_bias=False)
+    return described(hparams, attention, Dense(hparams.n_ff, bias=False), tied=False)
 
 
 def minicpm(hparams):
@@ -145,7 +132,7 @@ def minicpm(hparams):
     Where it states none, logits are divided by n_embd / 256, as the model was trained; llama.cpp multiplies.
     """
     scale = hparams.scale
-    return _described(hparams, _rotated(hparams, ROPE_NORMAL, LONG), dense_or_experts(hparams),
+    return described(hparams, rotated(hparams, ROPE_NORMAL, LONG), dense_or_experts(hparams),
                       {"residual_scale": scale("residual_scale", 1.4 / math.sqrt(hparams.n_layer))},
                       embd_scale=scale("embedding_scale", 12.0),
                       logit_scale=1.0 / (scale("logit_scale", hparams.n_embd / 256.0) or 1.0))
@@ -154,7 +141,7 @@ def minicpm(hparams):
 def apertus(hparams):
     """xIELU with numbers of its own in every layer, norms of every head's query and key."""
     numbers = [hparams.floats_per_layer("xielu." + name) for name in ("alpha_n", "alpha_p", "beta", "eps")]
-    attention = _rotated(hparams, ROPE_NEOX, "rope_freqs.weight", qk_norm="rms", out_bias=None)
+    attention = rotated(hparams, ROPE_NEOX, "rope_freqs.weight", qk_norm="rms", out_bias=None)
     blocks = [Block(attention, Dense(hparams.n_ff, "xielu", bias=False, shape=shape))
               for shape in zip(*numbers, strict=True)]
     return Description(blocks, hparams.eps())
@@ -172,55 +159,55 @@ def exaone4(hparams):
 
 def chatglm(hparams):
     """Fused matrices, half of a head rotated."""
-    attention = _rotated(hparams, ROPE_NORMAL, fused=hparams.has("blk.0.attn_qkv.weight"), out_bias=False)
-    return _described(hparams, attention, Dense(hparams.n_ff, fused=True, bias=False))
+    attention = rotated(hparams, ROPE_NORMAL, fused=hparams.has("blk.0.attn_qkv.weight"), out_bias=False)
+    return described(hparams, attention, Dense(hparams.n_ff, fused=True, bias=False))
 
 
 def qwen(hparams):
     """The first Qwen: one matrix with biases for queries, keys and values; half the stated feed-forward width."""
-    attention = _rotated(hparams, ROPE_NEOX, fused=True, bias=True, out_bias=False)
-    return _described(hparams, attention, Dense(hparams.n_ff // 2, bias=False), tied=False)
+    attention = rotated(hparams, ROPE_NEOX, fused=True, bias=True, out_bias=False)
+    return described(hparams, attention, Dense(hparams.n_ff // 2, bias=False), tied=False)
 
 
 def qwen2vl(hparams):
     """Qwen 2 for text: the three parts of a position are equal there."""
     hparams.ignore("rope.dimension_sections")
-    return _described(hparams, _rotated(hparams, ROPE_NEOX, out_bias=False), Dense(hparams.n_ff, bias=False))
+    return described(hparams, rotated(hparams, ROPE_NEOX, out_bias=False), Dense(hparams.n_ff, bias=False))
 
 
 def paddleocr(hparams):
     """The text part of PaddleOCR: ERNIE 4.5 with other pairs."""
-    attention = _rotated(hparams, ROPE_NEOX)
+    attention = rotated(hparams, ROPE_NEOX)
     n_non_rotary = hparams.n_non_rotary(attention.rope.n_dims)
     attention = dataclasses.replace(attention, rope=dataclasses.replace(attention.rope, n_non_rotary=n_non_rotary))
-    return _described(hparams, attention, Dense(hparams.n_ff, bias=False))
+    return described(hparams, attention, Dense(hparams.n_ff, bias=False))
 
 
 def plamo(hparams):
     """Parallel with one norm."""
     hparams.ignore("rope.dimension_count")
-    return _described(hparams, _rotated(hparams, ROPE_NEOX, out_bias=False), Dense(hparams.n_ff, bias=False),
+    return described(hparams, rotated(hparams, ROPE_NEOX, out_bias=False), Dense(hparams.n_ff, bias=False),
                       {"parallel": True, "ffn_norm": ""}, tied=False)
 
 
 def refact(hparams):
     """ALiBi instead of RoPE."""
     attention = Attention(**hparams.heads(), max_alibi_bias=8.0, out_bias=False)
-    return _described(hparams, attention, Dense(hparams.n_ff, bias=False))
+    return described(hparams, attention, Dense(hparams.n_ff, bias=False))
 
 
 def xverse(hparams):
-    return _described(hparams, _rotated(hparams, ROPE_NORMAL, out_bias=False), Dense(hparams.n_ff, bias=False),
+    return described(hparams, rotated(hparams, ROPE_NORMAL, out_bias=False), Dense(hparams.n_ff, bias=False),
                       tied=False)
 
 
 def pangu(hparams):
-    return _described(hparams, _rotated(hparams, ROPE_NEOX), Dense(hparams.n_ff, bias=False))
+    return described(hparams, rotated(hparams, ROPE_NEOX), Dense(hparams.n_ff, bias=False))
 
 
 def maincoder(hparams):
     """Norms of heads after RoPE."""
-    return _described(hparams, _rotated(hparams, ROPE_NORMAL, out_bias=False, qk_norm="rms", norm_after_rope=True),
+    return described(hparams, rotated(hparams, ROPE_NORMAL, out_bias=False, qk_norm="rms", norm_after_rope=True),
                       Dense(hparams.n_ff, bias=False))
 
 
@@ -241,8 +228,7 @@ def plamo3(hparams):
     for w, sizes, n_ff in layers:
         rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
         if w:
-            base = hparams.between("rope.freq_base_swa", *ROPE_BASES, 10000.0)
-            rope = dataclasses.replace(rope, freq_base=base, freq_scale=1.0, ext_factor=0.0)
+            rope = hparams.window_rope(rope, 10000.0, freq_scale=1.0, ext_factor=0.0)
         attention = Attention(**sizes, rope=rope, window=w, fused=True, bias=False, out_bias=False, qk_norm="rms")
         blocks.append(Block(attention, Dense(n_ff, fused=True, bias=False), **POSTS))
     return Description(blocks, hparams.eps())
@@ -255,15 +241,15 @@ def plm(hparams):
     rope = hparams.rope(ROPE_NORMAL, d_key, factors="")
     attention = Latent(n_head, d_key, hparams.heads()["d_head_v"], hparams.positive("attention.kv_lora_rank"), 0, rope,
                        1.0 / math.sqrt(d_key), absorbed=False)
-    return _described(hparams, attention, Dense(hparams.n_ff, "relu_sqr", bias=False), tied=True)
+    return described(hparams, attention, Dense(hparams.n_ff, "relu_sqr", bias=False), tied=True)
 
 
 def talkie(hparams):
     """Norms without weights, but one for every head of queries; every layer adds the embeddings again."""
-    attention = _rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms", qk_norm_over="query", norm_after_rope=True)
-    return _described(hparams, attention, Dense(hparams.n_ff, bias=False),
+    attention = rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms", qk_norm_over="query", norm_after_rope=True)
+    return described(hparams, attention, Dense(hparams.n_ff, bias=False),
                       {"norm": "rms bare", "output_transform": EmbeddingSkip()},
-                      norm="rms bare", embd_norm="token_embd_norm", tied=False,
+                      embd_norm="token_embd_norm", tied=False,
                       logit_scale=hparams.between("logit_scale", 1e-6, 1e6))
 
 
@@ -271,8 +257,7 @@ def muse_glimmer(hparams):
     """Norms before and after, gates behind attention, RoPE in layers with windows only."""
     sizes = hparams.heads()
     rope = hparams.rope(ROPE_NORMAL, sizes["d_head"], factors="")
-    base = hparams.between("rope.freq_base_swa", *ROPE_BASES, hparams.freq_base)
-    near = dataclasses.replace(rope, freq_base=base, freq_scale=1.0)
+    near = hparams.window_rope(rope, hparams.freq_base, freq_scale=1.0)
     blocks = [Block(Attention(**sizes, rope=near if w else None, window=w, qk_norm="rms", out_bias=False,
                               gate="sigmoid"), Dense(hparams.n_ff, bias=False), post_eps=1e-8, **POSTS)
               for w in hparams.windows(4, default=...)]
@@ -281,10 +266,10 @@ def muse_glimmer(hparams):
                        softcap=hparams.scale("final_logit_softcapping"))
 
 
-FAMILY = {"phi3": phi3, "olmo2": olmo2, "glm4": glm4, "gpt-oss": gpt_oss, "olmoe": olmoe, "internlm2": internlm2,
-          "exaone": exaone, "seed_oss": seed_oss, "ernie4_5": ernie4_5, "arcee": arcee,
-          "hunyuan-dense": hunyuan_dense, "mistral3": mistral3, "baichuan": baichuan, "minicpm": minicpm,
-          "apertus": apertus, "exaone4": exaone4, "chatglm": chatglm, "qwen": qwen, "qwen2vl": qwen2vl,
-          "plamo": plamo, "refact": refact, "xverse": xverse, "pangu-embedded": pangu, "maincoder": maincoder,
-          "hunyuan_vl": hunyuan_vl, "paddleocr": paddleocr, "openelm": openelm, "plamo3": plamo3, "plm": plm,
-          "talkie": talkie, "muse-glimmer": muse_glimmer}
+DECODERS = {"phi3": phi3, "olmo2": olmo2, "glm4": glm4, "gpt-oss": gpt_oss, "olmoe": olmoe, "internlm2": internlm2,
+            "exaone": exaone, "seed_oss": seed_oss, "ernie4_5": ernie4_5, "arcee": arcee,
+            "hunyuan-dense": hunyuan_dense, "mistral3": mistral3, "baichuan": baichuan, "minicpm": minicpm,
+            "apertus": apertus, "exaone4": exaone4, "chatglm": chatglm, "qwen": qwen, "qwen2vl": qwen2vl,
+            "plamo": plamo, "refact": refact, "xverse": xverse, "pangu-embedded": pangu, "maincoder": maincoder,
+            "hunyuan_vl": hunyuan_vl, "paddleocr": paddleocr, "openelm": openelm, "plamo3": plamo3, "plm": plm,
+            "talkie": talkie, "muse-glimmer": muse_glimmer}

@@ -30,4 +30,4 @@ def t5(hparams):
                        logit_scale=0.0 if hparams.has("output.weight") else hparams.n_embd ** -0.5)
 
 
-FAMILY = {"t5": t5}
+DECODERS = {"t5": t5}

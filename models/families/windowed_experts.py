@@ -5,20 +5,14 @@ import dataclasses
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.feed_forward import Dense
-from ggjit.models.blocks.hparams import ROPE_BASES, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.hparams import ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.moe import SIGMOID, RoutedByInput, gating, groups, mixture
 from ggjit.models.families.llama import dense_or_experts
 
 SMALLTHINKER_WINDOW = 4096
 
 
-def _unscaled(rope, base):
-    """RoPE of layers with windows: no scaling, a base of their own."""
-    return dataclasses.replace(rope, freq_base=base, freq_scale=1.0, ext_factor=0.0)
-
-
-def _base_swa(hparams, default):
-    return hparams.between("rope.freq_base_swa", *ROPE_BASES, default)
+UNSCALED = {"freq_scale": 1.0, "ext_factor": 0.0}       # RoPE of layers with windows
 
 
 def mellum(hparams):
@@ -29,7 +23,7 @@ def mellum(hparams):
     hparams.ignore("feed_forward_length")
     sizes = hparams.heads()
     rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
-    near = dataclasses.replace(_unscaled(rope, _base_swa(hparams, rope.freq_base)), attn_factor=1.0)
+    near = hparams.window_rope(rope, **UNSCALED, attn_factor=1.0)
     feed_forward = mixture(hparams, hparams.positive("expert_feed_forward_length"))
     blocks = [Block(Attention(**sizes, rope=near if w else rope, window=w, qk_norm="rms"), feed_forward)
               for w in hparams.windows(4)]
@@ -43,7 +37,7 @@ def smallthinker(hparams):
     if set(windows) - {0, SMALLTHINKER_WINDOW}:
         raise hparams.wrong("attention.sliding_window", max(windows), f"{SMALLTHINKER_WINDOW}, or 0 for none")
     rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
-    near = dataclasses.replace(rope, freq_base=_base_swa(hparams, hparams.freq_base), freq_scale=hparams.freq_scale)
+    near = hparams.window_rope(rope, hparams.freq_base, freq_scale=hparams.freq_scale)
     feed_forward = RoutedByInput(mixture(hparams, hparams.positive("expert_feed_forward_length"), act="reglu",
                                          gating=gating(hparams, 0), **groups(hparams)))
     rotates = [not any(windows) or hparams.n_layer == 4 or i % 4 for i in range(hparams.n_layer)]
@@ -75,7 +69,7 @@ def mimo2(hparams):
     for i, (w, sizes, f) in enumerate(zip(windows, hparams.heads_per_layer(), layers, strict=True)):
         rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
         blocks.append(Block(Attention(
-            **sizes, rope=_unscaled(rope, _base_swa(hparams, 10000.0)) if w else rope, window=w, out_bias=False,
+            **sizes, rope=hparams.window_rope(rope, 10000.0, **UNSCALED) if w else rope, window=w, out_bias=False,
             sinks=hparams.has(f"blk.{i}.attn_sinks.weight"), fused=hparams.has(f"blk.{i}.attn_qkv.weight"),
             out_scale=0.0 if scale == 1.0 else scale), f))
     return Description(blocks, hparams.eps(), tied=False)
@@ -108,7 +102,7 @@ def _step_rope(hparams, d_head, window):
     rope = hparams.rope(ROPE_NEOX, d_head)
     n_near = hparams.rope_dims("rope.dimension_count_swa", rope.n_dims, d_head)
     if window:
-        return dataclasses.replace(_unscaled(rope, _base_swa(hparams, 10000.0)), n_dims=n_near, factors="")
+        return hparams.window_rope(rope, 10000.0, **UNSCALED, n_dims=n_near, factors="")
     return dataclasses.replace(rope, n_dims=rope.n_dims // 2, n_factors=max(rope.n_dims // 2, n_near) // 2)
 
 
@@ -128,8 +122,7 @@ def laguna(hparams):
         rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
         if w:
             n_dims = hparams.rope_dims("rope.dimension_count_swa", rope.n_dims, sizes["d_head"])
-            rope = _unscaled(rope, _base_swa(hparams, hparams.freq_base))
-            rope = dataclasses.replace(rope, attn_factor=1.0, n_dims=n_dims)
+            rope = hparams.window_rope(rope, hparams.freq_base, **UNSCALED, attn_factor=1.0, n_dims=n_dims)
         gate = hparams.file.tensors.get(f"blk.{i}.attn_gate.weight")
         blocks.append(Block(
             Attention(**sizes, rope=rope, window=w, qk_norm="rms", out_bias=False, gate="softplus",
@@ -159,7 +152,7 @@ def maple(hparams):
     hparams.ignore("feed_forward_length")
     sizes, n_ff = hparams.heads(), hparams.positive("expert_feed_forward_length")
     rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
-    near = dataclasses.replace(rope, freq_base=_base_swa(hparams, hparams.freq_base), freq_scale=hparams.freq_scale,
+    near = hparams.window_rope(rope, hparams.freq_base, freq_scale=hparams.freq_scale,
                                n_dims=hparams.rope_dims("rope.dimension_count_swa", rope.n_dims, sizes["d_head"]))
     blocks = []
     for w, limit in zip(hparams.windows(..., default=...), hparams.numbers_per_layer("swiglu_clamp_exp"), strict=True):
@@ -175,13 +168,13 @@ def spark2_5(hparams):
     for w, sizes in zip(hparams.windows(..., default=...), hparams.heads_per_layer(), strict=True):
         rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
         if w:
-            rope = dataclasses.replace(
-                rope, freq_base=_base_swa(hparams, hparams.freq_base), freq_scale=hparams.freq_scale,
+            rope = hparams.window_rope(
+                rope, hparams.freq_base, freq_scale=hparams.freq_scale,
                 n_dims=hparams.rope_dims("rope.dimension_count_swa", rope.n_dims, sizes["d_head"]))
         blocks.append(Block(Attention(**sizes, rope=rope, window=w, out_bias=False, gate="sigmoid", gate_by_head=True),
                             Dense(hparams.n_ff, "geglu", bias=False)))
     return Description(blocks, hparams.eps())
 
 
-FAMILY = {"mellum": mellum, "smallthinker": smallthinker, "mimo2": mimo2, "step35": step35, "laguna": laguna,
-          "granite_swa": granite_swa, "maple": maple, "spark2_5": spark2_5}
+DECODERS = {"mellum": mellum, "smallthinker": smallthinker, "mimo2": mimo2, "step35": step35, "laguna": laguna,
+            "granite_swa": granite_swa, "maple": maple, "spark2_5": spark2_5}

@@ -13,20 +13,22 @@ import numpy as np
 
 from ggjit.ops.attention import flash_attn_decode, flash_attn_prefill
 from ggjit.ops.attention.flash_attn_rows import Variant
+from ggjit.ops.core.builders import looks_further
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import describe, is_contiguous, require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import module_of, traits_of
-from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
+from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0, Tensor
 
 PREC_DEFAULT, PREC_F32 = 0, 10          # GGML_PREC_*
 PREFILL_ROWS = 16                       # query rows per K/V head from which the prefill kernel is faster
 
 
 # ---------------------------------------------------------------- builders
-def flash_attn_ext(q, k, v, mask=None, scale=1.0, max_bias=0.0, logit_softcap=0.0):
+def flash_attn_ext(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float = 1.0,
+                   max_bias: float = 0.0, logit_softcap: float = 0.0):
     """Attention of n_batch queries over n_kv keys: softmax(scale q k^T + slope mask) v; F32 [Dv, n_head, n_batch, ne3].
 
     Shapes (ggml order; NumPy's is reversed):
@@ -57,7 +59,8 @@ def flash_attn_ext(q, k, v, mask=None, scale=1.0, max_bias=0.0, logit_softcap=0.
     return q.ctx.node(OP.FLASH_ATTN_EXT, F32, ne, (q, k, v, mask, None), params, ndim=max(3, q.ndim))
 
 
-def flash_attn_ext_set_prec(a, prec):
+@looks_further
+def flash_attn_ext_set_prec(a: Tensor, prec: int):
     """The attention `a` with precision `prec` (PREC_DEFAULT or PREC_F32) noted in parameter 3; both compute in F32.
 
     Returns a new tensor: built tensors never change (ggml writes into a).  Errors: TypeMismatch, ParamError.  Source:
@@ -70,7 +73,8 @@ def flash_attn_ext_set_prec(a, prec):
     return _again(a, a.src, int(prec))
 
 
-def flash_attn_ext_add_sinks(a, sinks):
+@looks_further
+def flash_attn_ext_add_sinks(a: Tensor, sinks: Tensor):
     """The attention `a` with one more score per head, sinks[h], that has no value: it only takes weight.
 
     sinks: F32 [n_head] or None (returns a).  Returns a new tensor: built tensors never change (ggml writes into a).
@@ -293,6 +297,15 @@ def _rows(t):
         yield 3, [3, 3, 3, None if mask is None or mask.ne[3] == 1 else 3, None]
 
 
+def _rebuild(n):
+    q, k, v, mask, sinks = n.up_to(5)
+    out = n.call("flash_attn_ext", q, k, v, mask, *n.f[:3])
+    out = n.call("flash_attn_ext_set_prec", out, n.i[3]) if n.i[3] else out
+    return out if sinks is None else n.call("flash_attn_ext_add_sinks", out, sinks)
+
+
 SPECS = (Spec(op=OP.FLASH_ATTN_EXT,
               builders=(flash_attn_ext, flash_attn_ext_set_prec, flash_attn_ext_add_sinks),
-              reference=reference, kernel=kernel, gradient=gradient, rows=_rows, cases=cases),)
+              reference=reference, kernel=kernel, gradient=gradient, rows=_rows, cases=cases,
+              rebuild=_rebuild,
+              flops=lambda t: 2 * math.prod(t.src[0].ne[1:]) * (t.src[0].ne[0] + t.src[2].ne[0]) * t.src[1].ne[1]),)

@@ -7,13 +7,15 @@ head is a run of broadcast multiply-adds over it, HEADS heads at a time.
 
     scratch     | k[0] of W keys | k[1] of W keys | ...        and one float32 row on its way there
 """
+import math
+
 import numpy as np
 
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import n_elements, require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
-from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
+from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, addr, nb, ne, work
@@ -29,7 +31,7 @@ def key_types():
     return tuple(t for t, (traits, _) in all_traits().items() if traits.to_float is not None)
 
 
-def lightning_indexer(q, k, weights, mask):
+def lightning_indexer(q: Tensor, k: Tensor, weights: Tensor, mask: Tensor | None):
     """Scores of n_kv keys for each of n_batch tokens -> F32 [n_kv, n_batch, 1, n_stream].
 
     d[j, i] = sum_h relu(q[:, h, i] . k[:, j]) weights[h, i] + mask[j, i].  q [d, n_head, n_batch, n_stream] F32; k [d,
@@ -148,4 +150,5 @@ def cases():
 
 
 SPECS = (Spec(op=OP.LIGHTNING_INDEXER, builders=(lightning_indexer,), reference=reference, kernel=kernel,
-              cases=cases),)
+              cases=cases,
+              flops=lambda t: ((2 * t.src[0].ne[0] + 2) * t.src[0].ne[1] + 1) * math.prod(t.ne)),)

@@ -13,7 +13,7 @@ import numpy as np
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import is_contiguous, require, require_type, rows_contiguous, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F16, F32
+from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, n_rows, ne, row_addr, row_index
@@ -22,7 +22,7 @@ from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, splat, stf, stf_part
 from ggjit.ops.types.shared.moves import move_bytes
 
 
-def get_rel_pos(a, qh, kh):
+def get_rel_pos(a: Tensor, qh: int, kh: int):
     """Rows of a [C, 2 n - 1] by distance -> [C, kh, qh], F16 in and out; qh == kh == n.
 
     NumPy: a[(n - 1 - i1) + i2].  Errors: ShapeError, ParamError, TypeMismatch (ggml also lets BF16 in and labels the
@@ -48,7 +48,7 @@ def _add_rel_pos(a, pw, ph, in_place):
                       ndim=a.ndim)
 
 
-def add_rel_pos(a, pw, ph):
+def add_rel_pos(a: Tensor, pw: Tensor, ph: Tensor):
     """a [n^2, q, h] + ph along rows + pw along columns of the n x n keys; pw, ph [n, q0, q1, h], q = q0 * q1; F32.
 
     op params: 0 (1: in place).  Errors: ShapeError, TypeMismatch.  Source: ggml_add_rel_pos.
@@ -56,7 +56,7 @@ def add_rel_pos(a, pw, ph):
     return _add_rel_pos(a, pw, ph, False)
 
 
-def add_rel_pos_inplace(a, pw, ph):
+def add_rel_pos_inplace(a: Tensor, pw: Tensor, ph: Tensor):
     """As `add_rel_pos`, written over a; returns a view of a.  Source: ggml_add_rel_pos_inplace."""
     return _add_rel_pos(a, pw, ph, True)
 
@@ -147,6 +147,7 @@ def gradient_add(g, t, dy):
 
 
 SPECS = (Spec(op=OP.GET_REL_POS, builders=(get_rel_pos,), reference=reference_get, kernel=kernel_get,
-              gradient=gradient_get, cases=get_cases),
+              gradient=gradient_get, cases=get_cases,
+              rebuild=lambda n: n.call("get_rel_pos", *n.src, n.ne[2], n.ne[1])),
          Spec(op=OP.ADD_REL_POS, builders=(add_rel_pos, add_rel_pos_inplace), reference=reference_add,
               kernel=kernel_add, gradient=gradient_add, cases=add_cases))

@@ -18,18 +18,20 @@ freq_factors divide the angles; YaRN (ext_factor != 0) blends interpolated and o
 Kernel: for each position the thread writes cos and sin of all pairs into its scratch once, for all heads.
 """
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numba import types
 
 from ggjit.ops.attention import rope_angles as ra
 from ggjit.ops.copying.view import view_4d
+from ggjit.ops.core.builders import looks_further
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F16, F32, I32
+from ggjit.ops.core.types import F16, F32, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import copy_bytes, ld_i32
 from ggjit.ops.native.node import (
@@ -87,7 +89,7 @@ PLAIN = (10000.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 NO_SECTIONS = (0, 0, 0, 0)
 
 
-def rope(a, b, n_dims, mode):
+def rope(a: Tensor, b: Tensor, n_dims: int, mode: int):
     """As `rope_ext` with base 10000, no scaling and no freq_factors: a, positions b, n_dims, mode.
 
     Source: ggml_rope.
@@ -95,12 +97,13 @@ def rope(a, b, n_dims, mode):
     return _node(OP.ROPE, a, b, None, n_dims, NO_SECTIONS, mode, 0, PLAIN)
 
 
-def rope_inplace(a, b, n_dims, mode):
+def rope_inplace(a: Tensor, b: Tensor, n_dims: int, mode: int):
     """As `rope`, written over a; returns a view of a.  Source: ggml_rope_inplace."""
     return _node(OP.ROPE, a, b, None, n_dims, NO_SECTIONS, mode, 0, PLAIN, in_place=True)
 
 
-def rope_ext(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow):
+def rope_ext(a: Tensor, b: Tensor, c: Tensor, n_dims: int, mode: int, n_ctx_orig: int, freq_base: float,
+             freq_scale: float, ext_factor: float, attn_factor: float, beta_fast: float, beta_slow: float):
     """Rotate a [head, heads, tokens, seqs] (F32, F16) by positions b I32 [tokens] -> shape and type of a.
 
     Pair i of the first n_dims elements turns by theta = b base^(-2 i / n_dims) / c[i] freq_scale, base = freq_base; cos
@@ -115,15 +118,16 @@ def rope_ext(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_facto
     return _node(OP.ROPE, a, b, c, n_dims, NO_SECTIONS, mode, n_ctx_orig, floats)
 
 
-def rope_ext_inplace(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
-                     beta_slow):
+def rope_ext_inplace(a: Tensor, b: Tensor, c: Tensor, n_dims: int, mode: int, n_ctx_orig: int, freq_base: float,
+                     freq_scale: float, ext_factor: float, attn_factor: float, beta_fast: float, beta_slow: float):
     """As `rope_ext`, written over a; returns a view of a.  Source: ggml_rope_ext_inplace."""
     floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return _node(OP.ROPE, a, b, c, n_dims, NO_SECTIONS, mode, n_ctx_orig, floats, in_place=True)
 
 
-def rope_multi(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
-               beta_slow):
+def rope_multi(a: Tensor, b: Tensor, c: Tensor, n_dims: int, sections: Sequence[int], mode: int, n_ctx_orig: int,
+               freq_base: float, freq_scale: float, ext_factor: float, attn_factor: float, beta_fast: float,
+               beta_slow: float):
     """Rotate with four position ids a token: b I32 [4 tokens] (all t, all h, all w, all e).
 
     sections: four numbers of pairs, for t, h, w, e.  mode: MROPE 8 (one section after the other), IMROPE 40
@@ -135,15 +139,16 @@ def rope_multi(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scal
     return _node(OP.ROPE, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats)
 
 
-def rope_multi_inplace(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor,
-                       beta_fast, beta_slow):
+def rope_multi_inplace(a: Tensor, b: Tensor, c: Tensor, n_dims: int, sections: Sequence[int], mode: int,
+                       n_ctx_orig: int, freq_base: float, freq_scale: float, ext_factor: float, attn_factor: float,
+                       beta_fast: float, beta_slow: float):
     """As `rope_multi`, written over a; returns a view of a.  Source: ggml_rope_multi_inplace."""
     floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return _node(OP.ROPE, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats, in_place=True)
 
 
-def rope_ext_back(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
-                  beta_slow):
+def rope_ext_back(a: Tensor, b: Tensor, c: Tensor, n_dims: int, mode: int, n_ctx_orig: int, freq_base: float,
+                  freq_scale: float, ext_factor: float, attn_factor: float, beta_fast: float, beta_slow: float):
     """The inverse rotation of `rope_ext`, applied to a gradient a; everything else as there.
 
     Source: ggml_rope_ext_back.
@@ -152,8 +157,9 @@ def rope_ext_back(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_
     return _node(OP.ROPE_BACK, a, b, c, n_dims, NO_SECTIONS, mode, n_ctx_orig, floats)
 
 
-def rope_multi_back(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor,
-                    beta_fast, beta_slow):
+def rope_multi_back(a: Tensor, b: Tensor, c: Tensor, n_dims: int, sections: Sequence[int], mode: int, n_ctx_orig: int,
+                    freq_base: float, freq_scale: float, ext_factor: float, attn_factor: float, beta_fast: float,
+                    beta_slow: float):
     """The inverse rotation of `rope_multi`, applied to a gradient a; everything else as there.
 
     Source: ggml_rope_multi_back.
@@ -162,7 +168,8 @@ def rope_multi_back(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq
     return _node(OP.ROPE_BACK, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats)
 
 
-def rope_set_offset(a, n_offs):
+@looks_further
+def rope_set_offset(a: Tensor, n_offs: int):
     """The rope node `a` with rotated elements starting at n_offs of each head; those before are copied.
 
     ggml changes the node; nodes are immutable here, so this makes a new one.  op params: n_offs in slot 15.  Errors:
@@ -408,10 +415,20 @@ def _rows(t):
         yield a, [a, 0 if a == 2 else None, *(None for _ in t.src[2:])]
 
 
+def _rebuild(n):
+    a, b, c = n.up_to(3)
+    name = ("rope_multi" if n.i[2] & ra.MROPE else "rope_ext") + "_back" * (n.op == OP.ROPE_BACK)
+    sections = (n.i[11:15],) if n.i[2] & ra.MROPE else ()
+    out = n.call(name, a, b, c, n.i[1], *sections, n.i[2], n.i[4], *n.f[5:11])
+    return n.call("rope_set_offset", out, n.i[15]) if n.i[15] else out
+
+
 SPECS = (
     Spec(op=OP.ROPE, builders=(rope, rope_inplace, rope_ext, rope_ext_inplace, rope_multi, rope_multi_inplace,
                                rope_set_offset),
          reference=reference, kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient,
-         rows=_rows, cases=lambda: cases(OP.ROPE), indexed=1),
+         rows=_rows, cases=lambda: cases(OP.ROPE), indexed=1,
+         rebuild=_rebuild),
     Spec(op=OP.ROPE_BACK, builders=(rope_ext_back, rope_multi_back), reference=reference, kernel=kernel, in_place=True,
-         gradient=gradient, rows=_rows, cases=lambda: cases(OP.ROPE_BACK), indexed=1))
+         gradient=gradient, rows=_rows, cases=lambda: cases(OP.ROPE_BACK), indexed=1,
+         rebuild=_rebuild))

@@ -11,7 +11,7 @@ from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.elementwise.elementwise import FLOATS
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, addr, nb, ne, row_addr
@@ -21,7 +21,7 @@ from ggjit.ops.types.shared.rows import ROW
 PIECE = 256                             # outputs of a channel that are one unit of work
 
 
-def col2im_1d(a, s0, oc, p0):
+def col2im_1d(a: Tensor, s0: int, oc: int, p0: int):
     """a [K oc, T] F32, F16 or BF16 folded, step s0, cropped by p0: [(T - 1) s0 + K - 2 p0, oc] of a's type.
 
     d[t s0 + k - p0, c] = sum over t, k of a[k + K c, t]: the second half of a transposed convolution; oc divides a.ne0.

@@ -17,7 +17,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import SUM, last_axis, pictures
 from ggjit.ops.core.shape import require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F16, F32
+from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne
 from ggjit.ops.native.row_loops import param, whole
@@ -26,7 +26,7 @@ MAX_FEW = 64                            # output pixels of the kernel that is ma
 
 
 # ---------------------------------------------------------------- builders
-def conv_2d_direct(a, b, s0, s1, p0, p1, d0, d1):
+def conv_2d_direct(a: Tensor, b: Tensor, s0: int, s1: int, p0: int, p1: int, d0: int, d1: int):
     """Convolution of b [W, H, IC, N] with a [KW, KH, IC, OC] -> [OW, OH, OC, N], type of b.
 
     a and b F32 or F16, any strides; O = (I + 2 p - d (K - 1) - 1) / s + 1.  op params: s0, s1, p0, p1, d0, d1.
@@ -40,7 +40,8 @@ def conv_2d_direct(a, b, s0, s1, p0, p1, d0, d1):
     return a.ctx.node(OP.CONV_2D, b.type, (*size, a.ne[3], b.ne[3]), (a, b), params)
 
 
-def conv_3d_direct(a, b, s0, s1, s2, p0, p1, p2, d0, d1, d2, n_channels, n_batch, n_channels_out):
+def conv_3d_direct(a: Tensor, b: Tensor, s0: int, s1: int, s2: int, p0: int, p1: int, p2: int, d0: int, d1: int,
+                   d2: int, n_channels: int, n_batch: int, n_channels_out: int):
     """Convolution of volumes: a [KW, KH, KD, IC OC], b [W, H, D, IC N] -> F32 [OW, OH, OD, OC N].
 
     IC = n_channels, N = n_batch, OC = n_channels_out; strides s0, s1, s2, paddings p0, p1, p2, dilations d0, d1, d2;
@@ -248,6 +249,10 @@ def _rows(t):
 
 
 SPECS = (Spec(op=OP.CONV_2D, builders=(conv_2d_direct,), reference=reference, kernel=kernel,
-              gradient=gradient, rows=_rows, cases=cases_2d),
+              gradient=gradient, rows=_rows, cases=cases_2d,
+              rebuild="conv_2d_direct",
+              flops=lambda t: 2 * math.prod(t.ne) * math.prod(t.src[0].ne[:3])),
          Spec(op=OP.CONV_3D, builders=(conv_3d_direct,), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases_3d))
+              gradient=gradient, cases=cases_3d,
+              rebuild="conv_3d_direct",
+              flops=lambda t: 2 * math.prod(t.ne) * math.prod(t.src[0].ne[:3]) * int(t.op_params[9])))

@@ -7,6 +7,8 @@ Two bodies by where b's channels lie:
     planes          lanes are pixels of an output row, tap by tap
     channels last   lanes are channels of one output pixel; the result keeps that layout, as in ggml
 """
+import math
+
 import numpy as np
 from numba import types
 
@@ -17,7 +19,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import pictures
 from ggjit.ops.core.shape import n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F16, F32
+from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32, zero_bytes
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne, row_addr
@@ -33,7 +35,7 @@ def _channels_last(t):
     return t.nb[0] > t.nb[2] and t.nb[1] > t.nb[0] and t.nb[2] == t.type.nbytes
 
 
-def conv_2d_dw_direct(a, b, s0, s1, p0, p1, d0, d1):
+def conv_2d_dw_direct(a: Tensor, b: Tensor, s0: int, s1: int, p0: int, p1: int, d0: int, d1: int):
     """b [W, H, C, N] with one kernel of a [KW, KH, 1, C] per channel -> F32 [OW, OH, C, N].
 
     a F32 or F16, b F32, any strides; where b's channels come last in memory, so do the result's.
@@ -196,4 +198,6 @@ def gradient(g, t, dy):
 
 
 SPECS = (Spec(op=OP.CONV_2D_DW, builders=(conv_2d_dw_direct,), reference=reference, kernel=kernel, gradient=gradient,
-              rows=pictures, cases=cases),)
+              rows=pictures, cases=cases,
+              rebuild="conv_2d_dw_direct",
+              flops=lambda t: 2 * math.prod(t.ne) * math.prod(t.src[0].ne[:2])),)

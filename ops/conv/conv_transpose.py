@@ -20,7 +20,7 @@ from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F16, F32
+from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne
 from ggjit.ops.native.row_loops import param, whole
@@ -33,7 +33,7 @@ def _check(name, a, b):
     require(min(a.ne[:2]) > 0 and min(b.ne[:2]) > 0, f"{name}: kernel and data must not be empty", a, b)
 
 
-def conv_transpose_1d(a, b, s0, p0, d0):
+def conv_transpose_1d(a: Tensor, b: Tensor, s0: int, p0: int, d0: int):
     """b [L, IC] spread by a [K, OC, IC] -> F32 [(L - 1) s0 + K, OC]; p0 must be 0 and d0 must be 1, as in ggml.
 
     a F32 or F16, b F32.  op params: s0, p0, d0.  Errors: ShapeError, TypeMismatch, ParamError.
@@ -48,7 +48,7 @@ def conv_transpose_1d(a, b, s0, p0, d0):
     return a.ctx.node(OP.CONV_TRANSPOSE_1D, F32, ((b.ne[0] - 1) * s0 + a.ne[0], a.ne[1]), (a, b), (s0, 0, 1))
 
 
-def conv_transpose_2d_p0(a, b, stride):
+def conv_transpose_2d_p0(a: Tensor, b: Tensor, stride: int):
     """b [W, H, IC, N] spread by a [KW, KH, OC, IC] -> F32 [(W - 1) s + KW, (H - 1) s + KH, OC, N].
 
     s = stride; no padding.  a F32 or F16, b F32.  op params: stride.  Errors: ShapeError, TypeMismatch, ParamError.
@@ -167,6 +167,9 @@ def gradient(g, t, dy):
 
 
 SPECS = (Spec(op=OP.CONV_TRANSPOSE_1D, builders=(conv_transpose_1d,), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases_1d),
+              gradient=gradient, cases=cases_1d,
+              flops=lambda t: 2 * math.prod(t.src[0].ne) * t.src[1].ne[0]),
          Spec(op=OP.CONV_TRANSPOSE_2D, builders=(conv_transpose_2d_p0,), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases_2d))
+              gradient=gradient, cases=cases_2d,
+              rebuild="conv_transpose_2d_p0",
+              flops=lambda t: 2 * math.prod(t.src[0].ne) * t.src[1].ne[0] * t.src[1].ne[1] * t.src[1].ne[3]))

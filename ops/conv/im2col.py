@@ -14,6 +14,7 @@ One row of the result holds the patch under one output pixel, channel by channel
 these rows with the kernel's: they make the same nodes as ggml, with its choices of type (see conv_1d, conv_2d).
 """
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis, pictures
 from ggjit.ops.core.shape import n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import BF16, F16, F32
+from ggjit.ops.core.types import BF16, F16, F32, Tensor, Type
 from ggjit.ops.matmul.mul_mat import mul_mat
 from ggjit.ops.native.row_loops import whole
 
@@ -73,7 +74,8 @@ def _types(name, b, dst_type):
         raise ParamError(f"{name}: dst_type must be one of {OUT}, got {dst_type!r}")
 
 
-def im2col(a, b, s0, s1, p0, p1, d0, d1, is_2D, dst_type):
+def im2col(a: Tensor, b: Tensor, s0: int, s1: int, p0: int, p1: int, d0: int, d1: int, is_2D: bool,
+           dst_type: Type | str | None):
     """Patches of b under the kernel a (only its shape counts) -> [IC KH KW, OW, OH, N]; in 1-D [IC KW, OW, N].
 
     2-D: a [KW, KH, IC, OC], b [W, H, IC, N];  1-D: a [KW, IC, OC], b [L, IC, N], s1, p1, d1 unused.
@@ -85,7 +87,8 @@ def im2col(a, b, s0, s1, p0, p1, d0, d1, is_2D, dst_type):
     return a.ctx.node(OP.IM2COL, dst_type, shape, (a, b), params)
 
 
-def im2col_back(a, b, ne, s0, s1, p0, p1, d0, d1, is_2D):
+def im2col_back(a: Tensor, b: Tensor, ne: Sequence[int], s0: int, s1: int, p0: int, p1: int, d0: int, d1: int,
+                is_2D: bool):
     """Gradient of im2col: patches a F32 added back into zeros of shape ne -> F32; b is the kernel (its shape counts).
 
     a as im2col's result; ne the shape of im2col's data; s0, s1, p0, p1, d0, d1, is_2D, op params and errors as
@@ -100,7 +103,8 @@ def im2col_back(a, b, ne, s0, s1, p0, p1, d0, d1, is_2D):
     return a.ctx.node(OP.IM2COL_BACK, F32, shape, (a, b), params, ndim=ndim)
 
 
-def im2col_3d(a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, dst_type):
+def im2col_3d(a: Tensor, b: Tensor, IC: int, s0: int, s1: int, s2: int, p0: int, p1: int, p2: int, d0: int, d1: int,
+              d2: int, dst_type: Type | str | None):
     """Patches of volumes: a [KW, KH, KD, IC OC], b [W, H, D, IC N] -> [KW KH KD IC, OW, OH, OD N].
 
     N is b.ne3 / IC rounded down: planes beyond the last whole volume are not read, and with fewer than IC the result
@@ -122,7 +126,7 @@ def _patch_type(a):
 
 
 @all_or_nothing
-def conv_1d(a, b, s0, p0, d0, dst_type=F16):
+def conv_1d(a: Tensor, b: Tensor, s0: int, p0: int, d0: int, dst_type: Type | str | None = F16):
     """Convolution of b [L, IC, N] with a [K, IC, OC] -> F32 [OL, OC, N]; stride s0, padding p0, dilation d0.
 
     d[o, oc, n] = sum over ic, k of a[k, ic, oc] b[o s0 - p0 + k d0, ic, n]; OL = (L + 2 p0 - d0 (K - 1) - 1) / s0 + 1.
@@ -136,7 +140,7 @@ def conv_1d(a, b, s0, p0, d0, dst_type=F16):
     return reshape_3d(result, cols.ne[1], a.ne[2], cols.ne[2])
 
 
-def conv_1d_ph(a, b, s, d, dst_type=F16):
+def conv_1d_ph(a: Tensor, b: Tensor, s: int, d: int, dst_type: Type | str | None = F16):
     """As `conv_1d` with stride s, dilation d and padding a.ne0 / 2: for s = 1 and odd kernels the length stays.
 
     a, b and dst_type as there.  Source: ggml_conv_1d_ph.
@@ -145,7 +149,7 @@ def conv_1d_ph(a, b, s, d, dst_type=F16):
 
 
 @all_or_nothing
-def conv_1d_dw(a, b, s0, p0, d0, dst_type=F16):
+def conv_1d_dw(a: Tensor, b: Tensor, s0: int, p0: int, d0: int, dst_type: Type | str | None = F16):
     """Depthwise: channel c of b [L, C] with a[:, :, c], a [K, 1, C] -> F32 [OL, C, 1].
 
     Stride s0, padding p0, dilation d0, dst_type and errors as `conv_1d`.  Source: ggml_conv_1d_dw.
@@ -155,13 +159,14 @@ def conv_1d_dw(a, b, s0, p0, d0, dst_type=F16):
     return reshape_3d(result, result.ne[0], result.ne[2], 1)
 
 
-def conv_1d_dw_ph(a, b, s0, d0, dst_type=F16):
+def conv_1d_dw_ph(a: Tensor, b: Tensor, s0: int, d0: int, dst_type: Type | str | None = F16):
     """As `conv_1d_dw` (a, b, stride s0, dilation d0, dst_type) with padding a.ne0 / 2.  Source: ggml_conv_1d_dw_ph."""
     return conv_1d_dw(a, b, s0, a.ne[0] // 2, d0, dst_type)
 
 
 @all_or_nothing
-def conv_2d(a, b, s0, s1, p0, p1, d0, d1, dst_type=None):
+def conv_2d(a: Tensor, b: Tensor, s0: int, s1: int, p0: int, p1: int, d0: int, d1: int,
+            dst_type: Type | str | None = None):
     """Convolution of b [W, H, IC, N] with a [KW, KH, IC, OC] -> F32 [OW, OH, OC, N].
 
     Strides s0, s1, paddings p0, p1, dilations d0, d1 along W and H; O = (I + 2 p - d (K - 1) - 1) / s + 1.  NumPy: a
@@ -176,7 +181,7 @@ def conv_2d(a, b, s0, s1, p0, p1, d0, d1, dst_type=None):
     return cont(permute(result, 0, 1, 3, 2))
 
 
-def conv_2d_sk_p0(a, b):
+def conv_2d_sk_p0(a: Tensor, b: Tensor):
     """As `conv_2d` of a and b with the kernel's size as stride and no padding: the patches of a vision model.
 
     Source: ggml_conv_2d_sk_p0.
@@ -184,7 +189,7 @@ def conv_2d_sk_p0(a, b):
     return conv_2d(a, b, a.ne[0], a.ne[1], 0, 0, 1, 1)
 
 
-def conv_2d_s1_ph(a, b):
+def conv_2d_s1_ph(a: Tensor, b: Tensor):
     """As `conv_2d` of a and b with stride 1 and half padding: for odd kernels the size stays.
 
     Source: ggml_conv_2d_s1_ph.
@@ -193,7 +198,7 @@ def conv_2d_s1_ph(a, b):
 
 
 @all_or_nothing
-def conv_2d_dw(a, b, s0, s1, p0, p1, d0, d1):
+def conv_2d_dw(a: Tensor, b: Tensor, s0: int, s1: int, p0: int, p1: int, d0: int, d1: int):
     """Depthwise: a [KW, KH, 1, C], b [W, H, C, N] -> F32 [OW, OH, C, N]; patches F16, whatever a is.
 
     s0, s1, p0, p1, d0, d1 and errors as `conv_2d`.  Source: ggml_conv_2d_dw.
@@ -207,7 +212,8 @@ def conv_2d_dw(a, b, s0, s1, p0, p1, d0, d1):
 
 
 @all_or_nothing
-def conv_3d(a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, dst_type=None):
+def conv_3d(a: Tensor, b: Tensor, IC: int, s0: int, s1: int, s2: int, p0: int, p1: int, p2: int, d0: int, d1: int,
+            d2: int, dst_type: Type | str | None = None):
     """Convolution of volumes: a [KW, KH, KD, IC OC], b [W, H, D, IC N] -> F32 [OW, OH, OD, OC N].
 
     IC: channels.  Strides s0, s1, s2, paddings p0, p1, p2, dilations d0, d1, d2 along W, H, D; sizes and dst_type as
@@ -356,8 +362,11 @@ def _pictures_back(t):
 SPECS = (
     Spec(op=OP.IM2COL, builders=(im2col, conv_1d, conv_1d_ph, conv_1d_dw, conv_1d_dw_ph, conv_2d, conv_2d_sk_p0,
                                  conv_2d_s1_ph, conv_2d_dw), reference=reference, kernel=kernel,
-         gradient=gradient, rows=pictures, cases=forward_cases),
+         gradient=gradient, rows=pictures, cases=forward_cases,
+         rebuild=lambda n: n.call("im2col", *n.src, *n.i[:6], bool(n.i[6]), n.type)),
     Spec(op=OP.IM2COL_BACK, builders=(im2col_back,), reference=reference_back, kernel=kernel_back,
-         gradient=gradient_back, rows=_pictures_back, cases=back_cases),
+         gradient=gradient_back, rows=_pictures_back, cases=back_cases,
+         rebuild=lambda n: n.call("im2col_back", *n.src, n.ne, *n.i[:6], bool(n.i[6]))),
     Spec(op=OP.IM2COL_3D, builders=(im2col_3d, conv_3d), reference=reference, kernel=kernel,
-         gradient=gradient_3d, cases=cases_3d))
+         gradient=gradient_3d, cases=cases_3d,
+         rebuild=lambda n: n.call("im2col_3d", *n.src, n.i[9], *n.i[:9], n.type)))

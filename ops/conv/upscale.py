@@ -24,7 +24,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, ld_i32, st_f32, st_i32
 from ggjit.ops.native.node import DST, SRC0, chunk_rows, n_rows, nb, ne, next_rows, row_addr, row_index, work
@@ -37,7 +37,7 @@ f32 = types.float32
 
 
 # ---------------------------------------------------------------- builders
-def interpolate(a, ne0, ne1, ne2, ne3, mode):
+def interpolate(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, mode: int):
     """a resampled to [ne0, ne1, ne2, ne3]; F32, any strides.
 
     mode: 0 nearest, 1 bilinear, 2 bicubic (a = -0.75), plus 0x100 to align corners (else pixel centres), plus 0x200
@@ -54,13 +54,13 @@ def interpolate(a, ne0, ne1, ne2, ne3, mode):
     return a.ctx.node(OP.UPSCALE, F32, size, (a,), (mode,))
 
 
-def upscale(a, scale_factor, mode):
+def upscale(a: Tensor, scale_factor: int, mode: int):
     """a enlarged scale_factor times along ne0 and ne1; mode and errors as `interpolate`.  Source: ggml_upscale."""
     k = whole("upscale", "scale_factor", scale_factor, 2)
     return interpolate(a, a.ne[0] * k, a.ne[1] * k, a.ne[2], a.ne[3], mode)
 
 
-def upscale_ext(a, ne0, ne1, ne2, ne3, mode):
+def upscale_ext(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, mode: int):
     """As `interpolate` (a, ne0, ne1, ne2, ne3, mode): ggml's older name.  Source: ggml_upscale_ext."""
     return interpolate(a, ne0, ne1, ne2, ne3, mode)
 
@@ -284,4 +284,5 @@ def gradient(g, t, dy):
 
 
 SPECS = (Spec(op=OP.UPSCALE, builders=(interpolate, upscale, upscale_ext), reference=reference, kernel=kernel,
-              gradient=gradient, rows=along(2), cases=cases),)
+              gradient=gradient, rows=along(2), cases=cases,
+              rebuild=lambda n: n.call("interpolate", *n.src, *n.ne, n.i[0])),)

@@ -13,7 +13,7 @@ from ggjit.ops.core.errors import IndexRangeError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import describe, is_contiguous, n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32, I32
+from ggjit.ops.core.types import F32, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, ld_i32, st_f32, st_i32
 from ggjit.ops.native.node import (
@@ -52,7 +52,7 @@ def _build(op, a, b, nb1, nb2, nb3, offset, in_place):
                       ndim=a.ndim)
 
 
-def _acc(a, b, nb1, nb2, nb3, offset, in_place):
+def _acc(a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int, in_place: bool):
     """a + b in the window of a at byte `offset` with row strides nb1, nb2, nb3 in bytes; shape of a, contiguous F32.
 
     b F32 of the window's shape.  op params: nb1, nb2, nb3, offset, in place.  Errors: ShapeError, TypeMismatch,
@@ -64,7 +64,7 @@ def _acc(a, b, nb1, nb2, nb3, offset, in_place):
 acc, acc_inplace = in_place_pair(_acc)
 
 
-def _set(a, b, nb1, nb2, nb3, offset, in_place):
+def _set(a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int, in_place: bool):
     """a with b copied into the window at byte `offset` < 2^30; strides nb1, nb2, nb3 in bytes; contiguous F32 or I32.
 
     Shape of a; op params and errors as `acc`.  Source: ggml_set.
@@ -75,7 +75,7 @@ def _set(a, b, nb1, nb2, nb3, offset, in_place):
 set, set_inplace = in_place_pair(_set)
 
 
-def _set_1d(a, b, offset, in_place):
+def _set_1d(a: Tensor, b: Tensor, offset: int, in_place: bool):
     """`set` with a's own strides: a stretch of b.ne0 elements of a at byte `offset`.  Errors as `set`.
 
     Source: ggml_set_1d.
@@ -86,7 +86,7 @@ def _set_1d(a, b, offset, in_place):
 set_1d, set_1d_inplace = in_place_pair(_set_1d)
 
 
-def _set_2d(a, b, nb1, offset, in_place):
+def _set_2d(a: Tensor, b: Tensor, nb1: int, offset: int, in_place: bool):
     """`set` of a matrix b into a, rows nb1 bytes apart, from byte `offset`.  Errors as `set`.  Source: ggml_set_2d."""
     return _set(a, b, nb1, *a.nb[2:], offset, in_place)
 

@@ -7,7 +7,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import require, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import BF16, F16, F32, I32, I64, Q4_0, Q8_0
+from ggjit.ops.core.types import BF16, F16, F32, I32, I64, Q4_0, Q8_0, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import (
     DST,
@@ -23,7 +23,7 @@ from ggjit.ops.native.row_loops import over_chunks
 from ggjit.ops.types.shared.moves import element_mover, mover
 
 
-def concat(a, b, dim):
+def concat(a: Tensor, b: Tensor, dim: int):
     """a and b joined along dimension dim (0 to 3, ggml order); the other sizes and the types are equal.
 
     Shapes: sizes add up along dim.  NumPy: np.concatenate((a, b), 3 - dim), of four dimensions.  Any type and strides;

@@ -13,7 +13,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import along, as_many_elements
 from ggjit.ops.core.shape import describe, require, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0
+from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0, Tensor, Type
 from ggjit.ops.types.shared.moves import SCRATCH_NBYTES, can_move, mover
 
 
@@ -22,7 +22,7 @@ def _same_count(name, a, b):
     require(math.prod(a.ne) == math.prod(b.ne), f"{name}: both must have the same number of elements", a, b)
 
 
-def cpy(a, b):
+def cpy(a: Tensor, b: Tensor):
     """Copy a into b in flat order, converting types; returns a view of b.  Equal numbers of elements, any strides.
 
     Errors: ShapeError; NotSupported when the plan is made, for a pair of types without a conversion.
@@ -32,7 +32,7 @@ def cpy(a, b):
     return a.ctx.node(OP.CPY, b.type, b.ne, (a, b), view_of=b)
 
 
-def cast(a, type):
+def cast(a: Tensor, type: Type | str):
     """a [n0, n1, n2, n3] as a new contiguous tensor of `type`, same shape; NumPy: a.astype.
 
     Errors: TypeMismatch, ShapeError (blocks of `type` that do not divide n0); NotSupported as `cpy`.  Source:
@@ -41,7 +41,7 @@ def cast(a, type):
     return a.ctx.node(OP.CPY, type, a.ne, (a,))
 
 
-def dup(a):
+def dup(a: Tensor):
     """A contiguous copy of a: same type and shape, any type and strides; NumPy: a.copy().
 
     Errors: NotSupported as `cpy`.  Source: ggml_dup.
@@ -49,7 +49,7 @@ def dup(a):
     return a.ctx.node(OP.DUP, a.type, a.ne, (a,))
 
 
-def dup_inplace(a):
+def dup_inplace(a: Tensor):
     """A view of a that stands for a copy onto itself; otherwise as `dup`.  Source: ggml_dup_inplace."""
     return a.ctx.node(OP.DUP, a.type, a.ne, (a,), view_of=a)
 
@@ -61,7 +61,7 @@ def _cont(a, ne, ndim):
     return a.ctx.node(OP.CONT, a.type, ne, (a,), ndim=ndim)
 
 
-def cont(a):
+def cont(a: Tensor):
     """a made contiguous, same type and shape; NumPy: np.ascontiguousarray(a).
 
     Any type and strides; a is copied even if it is contiguous already, as in ggml.  Errors: NotSupported as `cpy`.
@@ -70,12 +70,12 @@ def cont(a):
     return _cont(a, a.ne, a.ndim)
 
 
-def cont_1d(a, ne0):
+def cont_1d(a: Tensor, ne0: int):
     """a made contiguous, as [ne0]; NumPy: a.reshape(ne0).  Errors: ShapeError; as `cont`.  Source: ggml_cont_1d."""
     return _cont(a, (ne0,), 1)
 
 
-def cont_2d(a, ne0, ne1):
+def cont_2d(a: Tensor, ne0: int, ne1: int):
     """a made contiguous, as [ne0, ne1]; NumPy: a.reshape(ne1, ne0).
 
     Errors: ShapeError for another number of elements; as `cont`.  Source: ggml_cont_2d.
@@ -83,7 +83,7 @@ def cont_2d(a, ne0, ne1):
     return _cont(a, (ne0, ne1), 2)
 
 
-def cont_3d(a, ne0, ne1, ne2):
+def cont_3d(a: Tensor, ne0: int, ne1: int, ne2: int):
     """a made contiguous, as [ne0, ne1, ne2]; NumPy: a.reshape(ne2, ne1, ne0).
 
     Errors: ShapeError for another number of elements; as `cont`.  Source: ggml_cont_3d.
@@ -91,7 +91,7 @@ def cont_3d(a, ne0, ne1, ne2):
     return _cont(a, (ne0, ne1, ne2), 3)
 
 
-def cont_4d(a, ne0, ne1, ne2, ne3):
+def cont_4d(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int):
     """a made contiguous, as [ne0, ne1, ne2, ne3]; NumPy: a.reshape(ne3, ne2, ne1, ne0).
 
     Errors: ShapeError for another number of elements; as `cont`.  Source: ggml_cont_4d.
@@ -120,7 +120,7 @@ def kernel(t, n_threads):
 
 # ---------------------------------------------------------------- cases
 def _limit(ts, td):
-    """ggml's: 0 for one type, 1e-6 otherwise, one step off for quantised results (part C3)."""
+    """ggml's: 0 for one type, 1e-6 otherwise, one step off for quantised results."""
     return 0.0 if ts is td else {Q8_0: 1e-4, Q4_0: 2e-2, BF16: 2.0 ** -16}.get(td, 1e-6)
 
 
@@ -189,8 +189,10 @@ def _elements(t):
 
 SPECS = (
     Spec(op=OP.CPY, builders=(cpy, cast), reference=reference, kernel=kernel, gradient=gradient,
-         cases=lambda: cases_of(OP.CPY)),
+         cases=lambda: cases_of(OP.CPY),
+         rebuild=lambda n: n.call("cpy", *n.src) if n.in_place else n.call("cast", *n.src, n.type)),
     Spec(op=OP.CONT, builders=(cont, cont_1d, cont_2d, cont_3d, cont_4d), reference=reference, kernel=kernel,
-         gradient=gradient, rows=_elements, cases=lambda: cases_of(OP.CONT)),
+         gradient=gradient, rows=_elements, cases=lambda: cases_of(OP.CONT),
+         rebuild=lambda n: n.call("cont_4d", *n.src, *n.ne)),
     Spec(op=OP.DUP, builders=(dup, dup_inplace), reference=reference, kernel=kernel, gradient=gradient,
          rows=_elements, cases=lambda: cases_of(OP.DUP)))

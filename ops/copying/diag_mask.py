@@ -12,7 +12,7 @@ from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, ne, row_addr, row_index
 from ggjit.ops.native.row_loops import over_chunks, param
@@ -31,7 +31,7 @@ def _node(op, a, n_past, in_place):
     return a.ctx.node(op, a.type, a.ne, (a,), (int(n_past),), view_of=a if in_place else None)
 
 
-def _diag_mask_inf(a, n_past, in_place):
+def _diag_mask_inf(a: Tensor, n_past: int, in_place: bool):
     """-inf where i0 > n_past + i1, else a; a [n0, n1, n2, n3] F32, same shape.
 
     NumPy: np.where(np.tri(n1, n0, n_past), a, -np.inf).  op params: n_past.  Errors: TypeMismatch, ShapeError,
@@ -43,7 +43,7 @@ def _diag_mask_inf(a, n_past, in_place):
 diag_mask_inf, diag_mask_inf_inplace = in_place_pair(_diag_mask_inf)
 
 
-def _diag_mask_zero(a, n_past, in_place):
+def _diag_mask_zero(a: Tensor, n_past: int, in_place: bool):
     """0 where i0 > n_past + i1, else a; otherwise as `diag_mask_inf`.  NumPy: np.tril(a, n_past).
 
     op params: n_past.  Errors as there.  Source: ggml_diag_mask_zero.

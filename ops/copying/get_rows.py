@@ -10,8 +10,8 @@ from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import n_elements, require, require_type, rows_contiguous
-from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0
+from ggjit.ops.core.spec import Case, Kernel, Spec, elements_nbytes
+from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, row_addr, row_index, work
@@ -19,7 +19,7 @@ from ggjit.ops.native.row_loops import AFFINITY, over_chunks
 from ggjit.ops.types.shared.moves import SCRATCH_NBYTES, can_move, mover
 
 
-def get_rows(a, b):
+def get_rows(a: Tensor, b: Tensor):
     """Rows b of a: a [n, m, ne2, ne3] any type, b I32 [r, ne2, ne3] -> [n, r, ne2, ne3] F32 (I32 if a is I32).
 
     NumPy: a[i3, i2, b[i3, i2, i1]].  Errors: ShapeError, TypeMismatch; IndexRangeError at run time for ids outside
@@ -116,5 +116,12 @@ def _rows(t):
         yield 1, [None, 0]
 
 
+def _moved(t):
+    """The rows that are named, not the whole table."""
+    rows = t.ne[1] * t.ne[2] * t.ne[3]
+    return elements_nbytes(t) + rows * t.src[0].type.row_nbytes(t.ne[0]) + t.src[1].nbytes
+
+
 SPECS = (Spec(op=OP.GET_ROWS, builders=(get_rows,), reference=reference, kernel=kernel,
-              gradient=gradient, rows=_rows, cases=cases),)
+              gradient=gradient, rows=_rows, cases=cases,
+              moved=_moved),)

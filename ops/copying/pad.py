@@ -15,7 +15,7 @@ from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import BF16, F16, F32, I32
+from ggjit.ops.core.types import BF16, F16, F32, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import zero_bytes
 from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_index
@@ -36,7 +36,7 @@ def _pad(a, sides, circular):
     return a.ctx.node(OP.PAD, a.type, grown, (a,), (*sides, int(circular)))
 
 
-def pad_ext(a, lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3):
+def pad_ext(a: Tensor, lp0: int, rp0: int, lp1: int, rp1: int, lp2: int, rp2: int, lp3: int, rp3: int):
     """a with lp0, lp1, lp2, lp3 zeros before and rp0, rp1, rp2, rp3 behind, along dimensions 0 to 3.
 
     NumPy: np.pad(a, ((lp3, rp3), (lp2, rp2), (lp1, rp1), (lp0, rp0))).  F32, F16, BF16, I32 (ggml's CPU: F32), any
@@ -46,12 +46,12 @@ def pad_ext(a, lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3):
     return _pad(a, (lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3), False)
 
 
-def pad(a, p0, p1, p2, p3):
+def pad(a: Tensor, p0: int, p1: int, p2: int, p3: int):
     """a with p0, p1, p2, p3 zeros behind along dimensions 0 to 3; otherwise as `pad_ext`.  Source: ggml_pad."""
     return _pad(a, (0, p0, 0, p1, 0, p2, 0, p3), False)
 
 
-def pad_ext_circular(a, lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3):
+def pad_ext_circular(a: Tensor, lp0: int, rp0: int, lp1: int, rp1: int, lp2: int, rp2: int, lp3: int, rp3: int):
     """As `pad_ext`, continued periodically instead of by zeros; NumPy: np.pad(mode="wrap").
 
     lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3 as there.  Padding by more than a's own size wraps more than once (ggml reads
@@ -60,12 +60,12 @@ def pad_ext_circular(a, lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3):
     return _pad(a, (lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3), True)
 
 
-def pad_circular(a, p0, p1, p2, p3):
+def pad_circular(a: Tensor, p0: int, p1: int, p2: int, p3: int):
     """As `pad` with p0, p1, p2, p3, continued periodically instead of by zeros.  Source: ggml_pad_circular."""
     return _pad(a, (0, p0, 0, p1, 0, p2, 0, p3), True)
 
 
-def pad_reflect_1d(a, p0, p1):
+def pad_reflect_1d(a: Tensor, p0: int, p1: int):
     """a with p0 elements mirrored before and p1 behind along ne0, both < ne0: [ne0 + p0 + p1, ne1, ne2, ne3].
 
     The edge is not repeated; NumPy: np.pad(mode="reflect").  Types as `pad_ext`.  op params: p0, p1.  Errors:
@@ -78,7 +78,7 @@ def pad_reflect_1d(a, p0, p1):
     return a.ctx.node(OP.PAD_REFLECT_1D, a.type, (a.ne[0] + p0 + p1, *a.ne[1:]), (a,), (p0, p1))
 
 
-def roll(a, shift0, shift1, shift2, shift3):
+def roll(a: Tensor, shift0: int, shift1: int, shift2: int, shift3: int):
     """Elements moved on by shift0 ... shift3 along dimensions 0 to 3, those that leave come in again; |shift| < ne.
 
     NumPy: np.roll(a, (shift3, shift2, shift1, shift0), (0, 1, 2, 3)).  Types as `pad_ext`.  op params: shift0, shift1,
@@ -220,7 +220,8 @@ def gradient_roll(g, t, dy):
 
 
 SPECS = (Spec(op=OP.PAD, builders=(pad, pad_ext, pad_circular, pad_ext_circular), reference=reference, kernel=kernel,
-              gradient=gradient_pad, cases=pad_cases),
+              gradient=gradient_pad, cases=pad_cases,
+              rebuild=lambda n: n.call("pad_ext_circular" if n.i[8] else "pad_ext", *n.src, *n.i[:8])),
          Spec(op=OP.PAD_REFLECT_1D, builders=(pad_reflect_1d,), reference=reference, kernel=kernel,
               gradient=gradient_reflect, cases=reflect_cases),
          Spec(op=OP.ROLL, builders=(roll,), reference=reference, kernel=kernel, gradient=gradient_roll,

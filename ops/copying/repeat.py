@@ -7,7 +7,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import describe, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import BF16, F16, F32, I16, I32
+from ggjit.ops.core.types import BF16, F16, F32, I16, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_addr_mod, row_index
 from ggjit.ops.native.row_loops import over_chunks
@@ -16,7 +16,7 @@ from ggjit.ops.types.shared.moves import ONE, move_bytes
 TYPES = (F32, F16, BF16, I32, I16)
 
 
-def repeat(a, b):
+def repeat(a: Tensor, b: Tensor):
     """a tiled to the shape of b, whose values do not matter: every b.ne[i] is a multiple of a.ne[i].
 
     NumPy: np.tile(a, b.shape / a.shape).  F32, F16, BF16, I16, I32.  Errors: ShapeError, TypeMismatch.  Source:
@@ -25,7 +25,7 @@ def repeat(a, b):
     return repeat_to(a, b.ne, b.ndim)
 
 
-def repeat_4d(a, ne0, ne1, ne2, ne3):
+def repeat_4d(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int):
     """As `repeat`, a tiled to [ne0, ne1, ne2, ne3], multiples of its shape.  Source: ggml_repeat_4d."""
     return repeat_to(a, (int(ne0), int(ne1), int(ne2), int(ne3)), 4)
 
@@ -92,4 +92,5 @@ def gradient(g, t, dy):
 
 
 SPECS = (Spec(op=OP.REPEAT, builders=(repeat, repeat_4d), reference=reference, kernel=kernel,
-              gradient=gradient, rows=along(0), cases=cases),)
+              gradient=gradient, rows=along(0), cases=cases,
+              rebuild=lambda n: n.call("repeat_4d", *n.src, *n.ne)),)

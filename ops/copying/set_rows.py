@@ -11,8 +11,8 @@ import numpy as np
 from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.shape import n_elements, require, require_type, rows_contiguous
-from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import BF16, F16, F32, I32, I64, Q4_0, Q8_0
+from ggjit.ops.core.spec import Case, Kernel, Spec, elements_nbytes
+from ggjit.ops.core.types import BF16, F16, F32, I32, I64, Q4_0, Q8_0, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32, ld_i64
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, row_addr, row_index, work
@@ -23,7 +23,7 @@ VALUES = (F32, F16)
 IDS = (I64, I32)
 
 
-def set_rows(a, b, c):
+def set_rows(a: Tensor, b: Tensor, c: Tensor):
     """Write the rows of b into a at row numbers c; returns a view of a.  (src order of the node: b, c, a.)
 
     a [n, m, ne2, ne3] any type with a quantiser; b [n, r, ne2, ne3] F32 or F16; c [r, divides ne2, divides ne3] I64
@@ -92,7 +92,7 @@ def cases():
             ids = np.stack([inp.rng.permutation(m)[:r] for _ in range(heads[0] * heads[1])])
             return set_rows(a, b, inp.new(ids_type, (r, *heads), ids.astype(ids_type.dtype)))
         return build
-    # quantised destinations: one step off, ggml's estimate (part C3): (k / 8)^2 / 4n, here with n = 256 per row
+    # quantised destinations: one step off, ggml's estimate: (k / 8)^2 / 4n, here with n = 256 per row
     limit = {F32: 1e-7, F16: 2.0 ** -22, BF16: 2.0 ** -16, Q8_0: 1e-4, Q4_0: 2e-2}
     for ta in (F32, F16, BF16, Q8_0, Q4_0):
         for tb, ids_type in ((F32, I64), (F32, I32), (F16, I64)):
@@ -114,5 +114,13 @@ def gradient(g, t, dy):
     return of_b, None, lambda: g.set_rows(g.dup(dy), g.zeros(b), ids)
 
 
+def _moved(t):
+    """The rows that are written, not the whole table."""
+    n = elements_nbytes(t.src[0])
+    return n + n // t.src[0].type.nbytes * t.type.nbytes // t.type.block
+
+
 SPECS = (Spec(op=OP.SET_ROWS, builders=(set_rows,), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases, indexed=2),)
+              gradient=gradient, cases=cases, indexed=2,
+              rebuild=lambda n: n.call("set_rows", n.src[2], n.src[0], n.src[1]),
+              moved=_moved),)

@@ -16,7 +16,7 @@ from ggjit.ops.copying.view import permute
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import is_contiguous, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32, st_i32, zero_bytes
 from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_index
@@ -26,7 +26,7 @@ from ggjit.ops.types.shared.moves import move_bytes
 UPPER_DIAG, UPPER, LOWER_DIAG, LOWER = range(4)
 
 
-def tri(a, type):
+def tri(a: Tensor, type: int):
     """One triangle of the square matrices a [n, n, ne2, ne3], zeros elsewhere; F32, contiguous.
 
     type: 0 upper with diagonal, 1 upper, 2 lower with diagonal, 3 lower (rows are ne1); op params: type.
@@ -38,7 +38,7 @@ def tri(a, type):
     return a.ctx.node(OP.TRI, F32, a.ne, (a,), (whole("tri", "type", type, 0, 3),))
 
 
-def diag(a):
+def diag(a: Tensor):
     """a [n, 1, ne2, ne3] on the diagonals of [n, n, ne2, ne3], zeros elsewhere; F32.
 
     NumPy: a * np.eye(n).  Errors: ShapeError, TypeMismatch.  Source: ggml_diag.

@@ -17,6 +17,7 @@ from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.row_axes import as_many_elements, last_axis
 from ggjit.ops.core.shape import describe, is_contiguous, require
 from ggjit.ops.core.spec import Spec
+from ggjit.ops.core.types import Tensor
 
 _SPLIT = 1 << 32
 
@@ -30,7 +31,7 @@ def reshape_to(a, ne, ndim):
     return a.ctx.node(OP.RESHAPE, a.type, ne, (a,), view_of=a, ndim=ndim)
 
 
-def reshape(a, b):
+def reshape(a: Tensor, b: Tensor):
     """a with the shape of tensor b; same elements in the same order, a view.  NumPy: a.reshape(b.shape).
 
     Errors: ShapeError unless a is contiguous and as large as b.  Source: ggml_reshape.
@@ -38,22 +39,22 @@ def reshape(a, b):
     return reshape_to(a, b.ne, b.ndim)
 
 
-def reshape_1d(a, ne0):
+def reshape_1d(a: Tensor, ne0: int):
     """a as one row of ne0 elements, a view; NumPy: a.reshape(ne0).  Errors as `reshape`.  Source: ggml_reshape_1d."""
     return reshape_to(a, (ne0,), 1)
 
 
-def reshape_2d(a, ne0, ne1):
+def reshape_2d(a: Tensor, ne0: int, ne1: int):
     """a as [ne0, ne1], a view; NumPy: a.reshape(ne1, ne0).  Errors as `reshape`.  Source: ggml_reshape_2d."""
     return reshape_to(a, (ne0, ne1), 2)
 
 
-def reshape_3d(a, ne0, ne1, ne2):
+def reshape_3d(a: Tensor, ne0: int, ne1: int, ne2: int):
     """a as [ne0, ne1, ne2], a view; NumPy: a.reshape(ne2, ne1, ne0).  Errors as `reshape`.  Source: ggml_reshape_3d."""
     return reshape_to(a, (ne0, ne1, ne2), 3)
 
 
-def reshape_4d(a, ne0, ne1, ne2, ne3):
+def reshape_4d(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int):
     """a as [ne0, ne1, ne2, ne3], a view; NumPy: a.reshape(ne3, ne2, ne1, ne0).
 
     Errors as `reshape`.  Source: ggml_reshape_4d.
@@ -87,7 +88,7 @@ def offset_params(offset):
     return (lo - _SPLIT if lo >= _SPLIT // 2 else lo, hi)
 
 
-def view_1d(a, ne0, offset):
+def view_1d(a: Tensor, ne0: int, offset: int):
     """ne0 elements of a from byte `offset`; contiguous.
 
     op params: offset, 64 bits over two slots.  Errors: IndexRangeError outside a, ShapeError, ParamError.  Source:
@@ -96,12 +97,12 @@ def view_1d(a, ne0, offset):
     return _view(a, (ne0,), (), offset)
 
 
-def view_2d(a, ne0, ne1, nb1, offset):
+def view_2d(a: Tensor, ne0: int, ne1: int, nb1: int, offset: int):
     """[ne0, ne1] window of a from byte `offset`, rows nb1 bytes apart.  Errors as `view_1d`.  Source: ggml_view_2d."""
     return _view(a, (ne0, ne1), (nb1,), offset)
 
 
-def view_3d(a, ne0, ne1, ne2, nb1, nb2, offset):
+def view_3d(a: Tensor, ne0: int, ne1: int, ne2: int, nb1: int, nb2: int, offset: int):
     """[ne0, ne1, ne2] window of a from byte `offset`, strides nb1, nb2 in bytes.
 
     Errors as `view_1d`.  Source: ggml_view_3d.
@@ -109,7 +110,7 @@ def view_3d(a, ne0, ne1, ne2, nb1, nb2, offset):
     return _view(a, (ne0, ne1, ne2), (nb1, nb2), offset)
 
 
-def view_4d(a, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset):
+def view_4d(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, nb1: int, nb2: int, nb3: int, offset: int):
     """[ne0, ne1, ne2, ne3] window of a from byte `offset`, strides nb1, nb2, nb3 in bytes.
 
     Errors as `view_1d`.  Source: ggml_view_4d.
@@ -117,12 +118,12 @@ def view_4d(a, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset):
     return _view(a, (ne0, ne1, ne2, ne3), (nb1, nb2, nb3), offset)
 
 
-def view_tensor(a):
+def view_tensor(a: Tensor):
     """A view of all of a, with a's shape and strides.  Errors: StaleHandle.  Source: ggml_view_tensor."""
     return a.ctx.node(OP.VIEW, a.type, a.ne, (a,), offset_params(0), view_of=a, nb=a.nb)
 
 
-def permute(a, axis0, axis1, axis2, axis3):
+def permute(a: Tensor, axis0: int, axis1: int, axis2: int, axis3: int):
     """Axes scattered: axis i of a becomes axis axis<i> of the result (axis0, axis1, axis2, axis3), a view.
 
     ne (p, q, r, s) by axes (1, 2, 0, 3) -> ne (r, p, q, s).  NumPy's transpose gathers: it takes the inverse
@@ -141,7 +142,7 @@ def permute(a, axis0, axis1, axis2, axis3):
     return a.ctx.node(OP.PERMUTE, a.type, ne, (a,), axes, view_of=a, nb=nb, ndim=ndim)
 
 
-def transpose(a):
+def transpose(a: Tensor):
     """Dimensions 0 and 1 of a swapped, a view; NumPy: a.swapaxes(-1, -2).
 
     Errors: ShapeError for quantised types.  Source: ggml_transpose.
@@ -267,7 +268,8 @@ def _rows_of_transpose(t):
 SPECS = (
     Spec(op=OP.RESHAPE, builders=(reshape, reshape_1d, reshape_2d, reshape_3d, reshape_4d),
          reference=reference_reshape,
-         gradient=gradient_reshape, rows=as_many_elements),
+         gradient=gradient_reshape, rows=as_many_elements,
+         rebuild=lambda n: n.call("reshape_4d", *n.src, *n.ne)),
     Spec(op=OP.VIEW, builders=(view_1d, view_2d, view_3d, view_4d, view_tensor), reference=reference_view,
          gradient=gradient_view, rows=_rows_of_view),
     Spec(op=OP.PERMUTE, builders=(permute,), reference=reference_permute, gradient=gradient_permute,

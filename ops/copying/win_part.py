@@ -16,7 +16,7 @@ import numpy as np
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import zero_bytes
 from ggjit.ops.native.node import DST, SRC0, ne, row_addr, row_index
@@ -30,7 +30,7 @@ def _check(name, a, w):
     return whole(name, "window", w, 1)
 
 
-def win_part(a, w):
+def win_part(a: Tensor, w: int):
     """Windows of w x w of a [C, W, H] -> [C, w, w, windows], row by row, zero-padded at the far edges; F32.
 
     op params: windows along x, along y, w.  Errors: ShapeError (a.ne3 != 1), ParamError.  Source: ggml_win_part.
@@ -41,7 +41,7 @@ def win_part(a, w):
     return a.ctx.node(OP.WIN_PART, F32, (a.ne[0], w, w, nx * ny), (a,), (nx, ny, w), ndim=4)
 
 
-def win_unpart(a, w0, h0, w):
+def win_unpart(a: Tensor, w0: int, h0: int, w: int):
     """The inverse of win_part: a [C, w, w, windows] -> [C, w0, h0], without the padding; F32.
 
     op params: w.  Errors: ShapeError unless a holds the windows of such a picture, ParamError.  Source:
@@ -120,6 +120,8 @@ def gradient_unpart(g, t, dy):
 
 
 SPECS = (Spec(op=OP.WIN_PART, builders=(win_part,), reference=reference, kernel=kernel, gradient=gradient_part,
-              cases=part_cases),
+              cases=part_cases,
+              rebuild=lambda n: n.call("win_part", *n.src, n.i[2])),
          Spec(op=OP.WIN_UNPART, builders=(win_unpart,), reference=reference, kernel=kernel, gradient=gradient_unpart,
-              cases=unpart_cases))
+              cases=unpart_cases,
+              rebuild=lambda n: n.call("win_unpart", *n.src, n.ne[1], n.ne[2], n.i[0])))

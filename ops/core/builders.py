@@ -1,9 +1,15 @@
 """Builders made from others: the in-place twin of an op, functions of a table, builders of several nodes.
 
-    add, add_inplace = in_place_pair(_add)          # def _add(a, b, in_place): ...
+    add, add_inplace = in_place_pair(_add)          # def _add(a: Tensor, b: Tensor, in_place: bool): ...
+
+The annotations of a builder's parameters are what stubs, pages and `help` show, and how a node of its op is checked
+(engine/tensors/rebuild.py): Tensor, Tensor | None where a source may be absent, int, float, bool, Type.
 """
 import functools
 import inspect
+import re
+import types
+import typing
 
 from ggjit.ops.core.errors import GgjitError
 
@@ -23,6 +29,15 @@ def all_or_nothing(build):
     return built
 
 
+def looks_further(build):
+    """A builder whose node depends on more of its tensors than their layouts: on flags, or on what they were made from.
+
+    Calls of others with equal layouts are not checked again (engine/tensors/repeats.py).
+    """
+    build.looks_further = True
+    return build
+
+
 def named(f, name, doc):
     """f as the public builder `name`."""
     f.__name__ = f.__qualname__ = name
@@ -36,11 +51,31 @@ def in_place_pair(build):
     f is named as `build` without its underscore and has its text.
     """
     *parameters, _ = inspect.signature(build).parameters.values()
-    taken, passed = ", ".join(map(str, parameters)), ", ".join(p.name for p in parameters)
+    taken = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
+    passed = ", ".join(p.name for p in parameters)
     name = build.__name__.removeprefix("_")
     names = {"__name__": build.__module__, "build": build}
     # real parameters, not *args: a wrong call is reported as Python does, and costs nothing
     plain, in_place = (eval(f"lambda {taken}: build({passed}, {flag})", names) for flag in (False, True))
+    plain.__annotations__ = in_place.__annotations__ = {p.name: p.annotation for p in parameters}
     return named(plain, name, build.__doc__), named(
         in_place, f"{name}_inplace",
         f"As `{name}`, written over a; returns a view of a.  Source: ggml_{name}_inplace.")
+
+
+# ---------------------------------------------------------------- signatures as text
+def annotation_text(kind):
+    """An annotation as a stub says it: "Tensor | None", "Sequence[int]"."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " | ".join(map(annotation_text, typing.get_args(kind)))
+    if kind is type(None):
+        return "None"
+    return re.sub(r"\b(?:\w+\.)+", "", getattr(kind, "__name__", "") if typing.get_origin(kind) is None else repr(kind))
+
+
+def arguments_text(builder, default=repr):
+    """["a: Tensor", "eps: float = 1e-05"]"""
+    def one(p):
+        text = f"{p.name}: {annotation_text(p.annotation)}"
+        return text if p.default is p.empty else f"{text} = {default(p.default)}"
+    return list(map(one, inspect.signature(builder).parameters.values()))

@@ -86,6 +86,18 @@ class OP(enum.IntEnum):
      OPT_STEP_ADAMW, OPT_STEP_SGD, GLU) = range(101)
 
 
+def own_op(name):
+    """The member of OP of an op that ggml does not have: the same for the same name, numbered behind ggml's in the
+    order of the first calls.  The same op files give the same numbers."""
+    if name not in OP.__members__:
+        op = int.__new__(OP, len(OP))
+        op._name_, op._value_ = name, len(OP)
+        setattr(OP, name, op)
+        OP._member_map_[name] = OP._value2member_map_[op._value_] = op
+        OP._member_names_.append(name)
+    return OP[name]
+
+
 class UNARY(enum.IntEnum):
     """Elementwise functions of OP.UNARY, in op_params[0] (GGML_UNARY_OP_*)."""
     (ABS, SGN, NEG, STEP, TANH, ELU, RELU, SIGMOID, GELU, GELU_QUICK, SILU, HARDSWISH, HARDSIGMOID, EXP, EXPM1,

@@ -6,10 +6,17 @@ float64 reference, the CPU kernels, the test cases.  The file ends with `SPECS =
 What a builder relies on: a tensor handle has `type`, `ne` and `nb` (four entries, ne0 fastest, nb in bytes), `ndim`
 (how many of them are axes of its NumPy shape), `ctx`, `name`, `src`, `op_params`; and
 `a.ctx.node(op, type, ne, src, params, view_of=, view_offs=, nb=, ndim=)` makes the result; how many axes it has where
-`ndim` is left out: engine/tensors/context.py.  Called from outside the op files, `node` checks that the op's builder
-would make the same (engine/tensors/rebuild.py): a new op has an entry there.  `params` are written to consecutive
-32-bit slots: a Python int as int32, a float as float32 bits.  `Inputs` relies on `ctx.new_tensor(type, ne)` and
-`t._mark(flag)`, too.
+`ndim` is left out: engine/tensors/context.py.  `params` are written to consecutive 32-bit slots: a Python int as int32,
+a float as float32 bits.  `Inputs` relies on `ctx.new_tensor(type, ne)` and `t._mark(flag)`, too.
+
+Called from outside the op files, `node` checks that the op's builder would make the same (engine/tensors/rebuild.py).
+The check calls the builder of the op's own name with the sources and then, for each parameter that the builder's
+annotations call a number, the slot at its place.  `rebuild` is for ops of which that is not true: the name of another
+builder, or a function of the node `n` that calls one:
+
+    rebuild=lambda n: n.call("top_k", *n.src, n.ne[0])      n.i, n.f: the slots as ints, as floats
+
+An op that ggml does not have gets its number from `own_op` (ops/core/record.py).
 
 A gradient is a function of the op's file that builds ordinary nodes:
 
@@ -62,10 +69,14 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A test case: `build(inputs)` makes leaves through `inputs` and returns the result tensor."""
+    """A test case: `build(inputs)` makes leaves through `inputs` and returns the result tensor.
+
+    wrong: "" or what ggml's CPU backend gets wrong here, with which the case is then not compared.
+    """
     name: str
     build: Callable
     max_nmse: float = 1e-7
+    wrong: str = ""
 
 
 class Inputs:
@@ -105,6 +116,11 @@ class Spec:
     chunk: Callable | None = None           # (t, ne, src, before, is_last) -> node of some rows; None: same op
     cases: Callable | None = None           # () -> iterable of Case
     indexed: int | None = 0                 # source whose rows the ids name, for the message of a bad id; None: result
+    rebuild: Callable | str | None = None   # how a node made by hand is made by a builder; see above
+    flops: Callable | None = None           # (t) -> multiplications and additions; None: bytes are what it costs
+    moved: Callable | None = None           # (t) -> bytes it reads and writes at least; None: result and sources whole
+    updates: tuple = ()                     # numbers of the sources that it writes besides its result
+    calls_python: bool = False              # runs a function of the user's, which may have effects of its own
     module: str = ""
 
 
@@ -124,14 +140,35 @@ def builders():
 
 
 @functools.cache
+def ops_with(fact):
+    """{OP: what its spec says} of the ops whose spec says something: ops_with("updates")."""
+    return {op: getattr(spec, fact) for op, spec in all_specs().items() if getattr(spec, fact)}
+
+
+@functools.cache
 def in_place_table(modern=True):
     """bool array indexed by OP number: may the node take over its source's memory?"""
-    table = np.zeros(len(OP), np.bool_)
-    for op, spec in all_specs().items():
-        table[op] = spec.in_place if modern else spec.in_place_2023
-    return table
+    ops = ops_with("in_place" if modern else "in_place_2023")
+    return np.isin(np.arange(len(OP)), [*ops])
+
+
+def flops(t):
+    """Multiplications and additions of a node; 0 where bytes are what it costs."""
+    of = all_specs()[t.op].flops
+    return 0 if of is None else of(t)
+
+
+def elements_nbytes(t):
+    """Bytes of the elements of a tensor or view, gaps not counted."""
+    return math.prod(t.ne) * t.type.nbytes // t.type.block
 
 
 def touched_nbytes(t):
     """Bytes a pass over the tensor and its sources moves: the usual cost of elementwise work is 0.1 ns a byte."""
-    return sum(math.prod(x.ne) * x.type.nbytes // x.type.block for x in (t, *(s for s in t.src if s is not None)))
+    return elements_nbytes(t) + sum(elements_nbytes(s) for s in t.src if s is not None)
+
+
+def moved_nbytes(t):
+    """Bytes a node has to read and write at least."""
+    of = all_specs()[t.op].moved
+    return touched_nbytes(t) if of is None else of(t)

@@ -4,6 +4,7 @@ A row of a tensor is a run of blocks; a block holds `block` elements in `nbytes`
 of the GGUF format (ids as in GGML_TYPE_*), so any file can be read.  What kernels can do with a type: traits.py.
 """
 import dataclasses
+from typing import NewType
 
 import numpy as np
 
@@ -59,3 +60,7 @@ def _by_id(i):
 F32, F16, BF16, F64 = (BY_NAME[n] for n in ("f32", "f16", "bf16", "f64"))
 I8, I16, I32, I64 = (BY_NAME[n] for n in ("i8", "i16", "i32", "i64"))
 Q8_0, Q4_0 = BY_NAME["q8_0"], BY_NAME["q4_0"]
+
+# the engine's classes by the names under which the signatures of builders show them
+Tensor, Context = NewType("Tensor", object), NewType("Context", object)
+Tensor.__module__ = Context.__module__ = "ggjit"

@@ -3,7 +3,7 @@ from ggjit.ops.copying.view import view_2d
 from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32, I32
+from ggjit.ops.core.types import F32, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, fail, nb, ne, row_addr, row_index
@@ -12,7 +12,7 @@ from ggjit.ops.native.simd import fadd
 from ggjit.ops.types.shared.rows import pair_row
 
 
-def add_id(a, b, ids):
+def add_id(a: Tensor, b: Tensor, ids: Tensor):
     """d[:, i1, i2] = a[:, i1, i2] + b[:, ids[i1, i2]]; a [n, used, tokens], b [n, experts] F32, ids I32 [used, tokens].
 
     Shape of a.  Errors: ShapeError, TypeMismatch; IndexRangeError at run time for ids outside [0, experts), before

@@ -7,14 +7,14 @@ from numba import types
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require_param
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Context
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import st_f32
 from ggjit.ops.native.node import DST, addr, ne, param_f32
 from ggjit.ops.native.row_loops import I32_MAX, PIECE, over_rows, pieces_of_result
 
 
-def arange(ctx, start, stop, step):
+def arange(ctx: Context, start: float, stop: float, step: float):
     """start + i step for i < ceil((stop - start) / step), F32; NumPy: np.arange(start, stop, step).
 
     Made in the context ctx.  The count is formed in float32 as in ggml.  op params: start, stop, step.
@@ -51,4 +51,5 @@ def cases():
         yield Case("{} {} {}".format(*p), lambda inp, p=p: arange(inp.ctx, *p))
 
 
-SPECS = (Spec(op=OP.ARANGE, builders=(arange,), reference=reference, kernel=kernel, cases=cases),)
+SPECS = (Spec(op=OP.ARANGE, builders=(arange,), reference=reference, kernel=kernel, cases=cases,
+              rebuild=lambda n: n.call("arange", n.ctx, *n.src, *n.f[:3])),)

@@ -29,7 +29,7 @@ from ggjit.ops.core.shape import (
 )
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
-from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
+from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0, Tensor, Type
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import (
@@ -77,7 +77,7 @@ def _add_blocks(name, a, b, type, view_of):
     return a.ctx.node(OP.ADD, type, a.ne, (a, b), view_of=view_of)
 
 
-def _add(a, b, in_place):
+def _add(a: Tensor, b: Tensor, in_place: bool):
     """a + b, elementwise; b is repeated along every dimension to the shape of a.
 
     Shapes: a [n0, n1, n2, n3], b [m0, m1, m2, m3] with every n % m == 0 -> shape of a.  NumPy: a + np.tile(b, n / m).
@@ -90,7 +90,7 @@ def _add(a, b, in_place):
 add, add_inplace = in_place_pair(_add)
 
 
-def add_cast(a, b, type):
+def add_cast(a: Tensor, b: Tensor, type: Type | str):
     """a + b as `type`; shape of a, shapes as `add`, but rows of a and b are equally long.
 
     Types: a quantised with b F32 -> `type`, any that can be written; a F16 or BF16 with b F32, F16 or BF16 -> `type`
@@ -107,7 +107,7 @@ def add_cast(a, b, type):
     return a.ctx.node(OP.ADD, type, a.ne, (a, b))
 
 
-def _add1(a, b, in_place):
+def _add1(a: Tensor, b: Tensor, in_place: bool):
     """a + b, for b of one element [1]; otherwise as `add`.
 
     Source: ggml_add1 (deprecated there: `add` does the same).
@@ -119,7 +119,7 @@ def _add1(a, b, in_place):
 add1, add1_inplace = in_place_pair(_add1)
 
 
-def _sub(a, b, in_place):
+def _sub(a: Tensor, b: Tensor, in_place: bool):
     """a - b, elementwise; shapes, types and errors as `add`.  NumPy: a - np.tile(b, n / m).  Source: ggml_sub."""
     return _build(OP.SUB, a, b, in_place)
 
@@ -127,7 +127,7 @@ def _sub(a, b, in_place):
 sub, sub_inplace = in_place_pair(_sub)
 
 
-def _mul(a, b, in_place):
+def _mul(a: Tensor, b: Tensor, in_place: bool):
     """a * b, elementwise; shapes, types and errors as `add`.  NumPy: a * np.tile(b, n / m).  Source: ggml_mul."""
     return _build(OP.MUL, a, b, in_place)
 
@@ -135,7 +135,7 @@ def _mul(a, b, in_place):
 mul, mul_inplace = in_place_pair(_mul)
 
 
-def _div(a, b, in_place):
+def _div(a: Tensor, b: Tensor, in_place: bool):
     """a / b, elementwise; shapes, types and errors as `add`.  NumPy: a / np.tile(b, n / m).  Source: ggml_div."""
     return _build(OP.DIV, a, b, in_place)
 
@@ -294,9 +294,14 @@ def gradient(g, t, dy):
     return lambda: dy, lambda: g.fit(g.neg(dy) if t.op == OP.SUB else dy, b)
 
 
+def _rebuild_add(n):
+    return n.call("add", *n.src) if n.type is n.src[0].type else n.call("add_cast", *n.src, n.type)
+
+
 SPECS = (*(
     Spec(op=op, builders=fs, reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
-         gradient=gradient, rows=along(0), cases=lambda op=op: cases(op))
+         gradient=gradient, rows=along(0), cases=lambda op=op: cases(op),
+         rebuild=_rebuild_add if op is OP.ADD else None)
     for op, fs in ((OP.ADD, (add, add_inplace, add_cast)), (OP.SUB, (sub, sub_inplace)), (OP.MUL, (mul, mul_inplace)),
                    (OP.DIV, (div, div_inplace)))),
     Spec(op=OP.ADD1, builders=(add1, add1_inplace), reference=reference, kernel=kernel, in_place=True,

@@ -11,7 +11,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import require_param, require_type
 from ggjit.ops.core.spec import Case, Spec
-from ggjit.ops.core.types import F16, F32
+from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.elementwise.elementwise import lift, map_kernel
 from ggjit.ops.native.simd import fma_ir
 
@@ -22,7 +22,7 @@ def _scale_node(a, s, b, in_place):
     return a.ctx.node(OP.SCALE, a.type, a.ne, (a,), (float(s), float(b)), view_of=a if in_place else None)
 
 
-def _scale(a, s, in_place):
+def _scale(a: Tensor, s: float, in_place: bool):
     """s a; shape of a, F32; NumPy: s * a.  op params: s, 0.  Errors: TypeMismatch.  Source: ggml_scale."""
     return _scale_node(a, s, 0.0, in_place)
 
@@ -30,7 +30,7 @@ def _scale(a, s, in_place):
 scale, scale_inplace = in_place_pair(_scale)
 
 
-def _scale_bias(a, s, b, in_place):
+def _scale_bias(a: Tensor, s: float, b: float, in_place: bool):
     """s a + b, one rounding; shape of a, F32; s and b are numbers.
 
     op params: s, b.  Errors: TypeMismatch.  Source: ggml_scale_bias.
@@ -41,7 +41,7 @@ def _scale_bias(a, s, b, in_place):
 scale_bias, scale_bias_inplace = in_place_pair(_scale_bias)
 
 
-def clamp(a, min, max):
+def clamp(a: Tensor, min: float, max: float):
     """min(max(a, min), max), elementwise; a [n0, n1, n2, n3] F32 or F16 -> a view of a.  NumPy: np.clip(a, min, max).
 
     Always in place, as in ggml up to 0.13 (0.26 makes a new tensor here): gg.clamp(gg.dup(a), ...) keeps a.  op params:
@@ -52,7 +52,7 @@ def clamp(a, min, max):
     return a.ctx.node(OP.CLAMP, a.type, a.ne, (a,), (float(min), float(max)), view_of=a)
 
 
-def _fill(a, c, in_place):
+def _fill(a: Tensor, c: float, in_place: bool):
     """c everywhere; shape and type of a (F32, F16), whose values do not matter; NumPy: np.full_like(a, c).
 
     op params: c.  Errors: TypeMismatch.  Source: ggml_fill.
@@ -140,7 +140,8 @@ def gradient_fill(g, t, dy):
 SPECS = (
     Spec(op=OP.SCALE, builders=(scale, scale_inplace, scale_bias, scale_bias_inplace), reference=reference_scale,
          kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient_scale, rows=along(0),
-         cases=scale_cases),
+         cases=scale_cases,
+         rebuild="scale_bias"),
     Spec(op=OP.CLAMP, builders=(clamp,), reference=reference_clamp, kernel=kernel,
          gradient=gradient_clamp, rows=along(0), cases=clamp_cases),
     Spec(op=OP.FILL, builders=(fill, fill_inplace), reference=reference_fill, kernel=kernel, in_place=True,

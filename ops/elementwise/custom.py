@@ -16,7 +16,7 @@ Three kinds of functions:
 Arrays: sources are read-only; quantised types come as rows of bytes, BF16 as uint16.  They are the tensors' memory
 itself and keep it alive, but what they hold after the function has returned is whatever is computed there next: copy
 what is needed later.  `n_tasks` limits the threads (-1: all).  Only the CPU runs custom ops; a scheduler knows.
-Source: ggml_map_custom1..3, ggml_custom_4d (rows B9).
+Source: ggml_map_custom1..3, ggml_custom_4d.
 """
 import ctypes
 import dataclasses
@@ -27,6 +27,8 @@ import re
 import threading
 import time
 import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +37,7 @@ from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandl
 from ggjit.ops.core.record import MAX_SRC, OP, V_WORDS, WORD
 from ggjit.ops.core.shape import describe, require_param
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor, Type
 from ggjit.ops.core.weak import WeakValues
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import array_maker
@@ -50,7 +52,7 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
 
 # ---------------------------------------------------------------- builders
-def _map_custom1(a, fun, n_tasks=-1, userdata=None, in_place=False):
+def _map_custom1(a: Tensor, fun: Callable[..., Any], n_tasks: int = -1, userdata: Any = None, in_place: bool = False):
     """fun(dst, a, ith, nth[, userdata]) writes dst, an array of a's type and shape; see the module's text for arrays.
 
     a: any type [n0, n1, n2, n3]; dst and a come as NumPy arrays, dimensions reversed.  fun: a Python function, an @njit
@@ -64,7 +66,8 @@ def _map_custom1(a, fun, n_tasks=-1, userdata=None, in_place=False):
 map_custom1, map_custom1_inplace = in_place_pair(_map_custom1)
 
 
-def _map_custom2(a, b, fun, n_tasks=-1, userdata=None, in_place=False):
+def _map_custom2(a: Tensor, b: Tensor, fun: Callable[..., Any], n_tasks: int = -1, userdata: Any = None,
+                 in_place: bool = False):
     """fun(dst, a, b, ith, nth[, userdata]) writes dst, of a's type and shape; b any tensor.
 
     fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom2.
@@ -75,7 +78,8 @@ def _map_custom2(a, b, fun, n_tasks=-1, userdata=None, in_place=False):
 map_custom2, map_custom2_inplace = in_place_pair(_map_custom2)
 
 
-def _map_custom3(a, b, c, fun, n_tasks=-1, userdata=None, in_place=False):
+def _map_custom3(a: Tensor, b: Tensor, c: Tensor, fun: Callable[..., Any], n_tasks: int = -1, userdata: Any = None,
+                 in_place: bool = False):
     """fun(dst, a, b, c, ith, nth[, userdata]) writes dst, of a's type and shape; b, c any tensors.
 
     fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom3.
@@ -86,7 +90,8 @@ def _map_custom3(a, b, c, fun, n_tasks=-1, userdata=None, in_place=False):
 map_custom3, map_custom3_inplace = in_place_pair(_map_custom3)
 
 
-def custom(type, ne, args, fun, n_tasks=-1, userdata=None):
+def custom(type: Type | str, ne: Sequence[int], args: Sequence[Tensor], fun: Callable[..., Any], n_tasks: int = -1,
+           userdata: Any = None):
     """fun(dst, *args, ith, nth[, userdata]) with a result of any `type` and shape `ne` (ggml order).
 
     args: 1 to 10 tensors.  fun, n_tasks, userdata and errors as `map_custom1`; ShapeError for no source or too many.
@@ -99,7 +104,8 @@ def custom(type, ne, args, fun, n_tasks=-1, userdata=None):
     return _build(OP.CUSTOM, type, ne, len(ne), args, fun, n_tasks, userdata)
 
 
-def custom_4d(type, ne0, ne1, ne2, ne3, args, fun, n_tasks=-1, userdata=None):
+def custom_4d(type: Type | str, ne0: int, ne1: int, ne2: int, ne3: int, args: Sequence[Tensor],
+              fun: Callable[..., Any], n_tasks: int = -1, userdata: Any = None):
     """As `custom`, with ggml's arguments: type, ne0, ne1, ne2, ne3, args, fun, n_tasks, userdata.
 
     Source: ggml_custom_4d.
@@ -107,7 +113,8 @@ def custom_4d(type, ne0, ne1, ne2, ne3, args, fun, n_tasks=-1, userdata=None):
     return custom(type, (ne0, ne1, ne2, ne3), args, fun, n_tasks, userdata)
 
 
-def custom_inplace(a, args, fun, n_tasks=-1, userdata=None):
+def custom_inplace(a: Tensor, args: Sequence[Tensor], fun: Callable[..., Any], n_tasks: int = -1,
+                   userdata: Any = None):
     """fun(dst, a, *args, ith, nth[, userdata]) writes a; returns a view of a.  args: up to 9 further tensors.
 
     fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_custom_inplace.
@@ -384,7 +391,8 @@ def cases(op):
 
 
 def _spec(op, *builders):
-    return Spec(op=op, builders=builders, reference=reference, kernel=kernel, cases=lambda: cases(op))
+    return Spec(op=op, builders=builders, reference=reference, kernel=kernel, cases=lambda: cases(op),
+                calls_python=True)
 
 
 SPECS = (_spec(OP.MAP_CUSTOM1, map_custom1, map_custom1_inplace),

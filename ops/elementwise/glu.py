@@ -20,7 +20,7 @@ from ggjit.ops.core.record import GLU, OK, OP, UNARY
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import is_contiguous, require, require_type, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F16, F32
+from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.elementwise.elementwise import TOLERANCE, number, positive
 from ggjit.ops.elementwise.unary import DERIVATIVES, FUNCTIONS
 from ggjit.ops.native import mathfun
@@ -119,7 +119,7 @@ def _other(b):
     return b
 
 
-def glu(a, op, swapped=False):
+def glu(a: Tensor, op: int, swapped: bool = False):
     """act(x) g of the halves x, g of a's rows: a [2 n, n1, n2, n3] F32 or F16 -> [n, n1, n2, n3].
 
     op: GLU number, which names act.  swapped: g is the first half.  NumPy: x, g = np.split(a, 2, -1).  Rows contiguous.
@@ -132,7 +132,7 @@ def glu(a, op, swapped=False):
     return _node("glu", op, a, None, swapped)
 
 
-def glu_split(a, b, op):
+def glu_split(a: Tensor, b: Tensor, op: int):
     """act(a) b, elementwise; a and b of one shape and type, F32 or F16, rows contiguous; op: GLU number.
 
     op params and errors as `glu`.  Source: ggml_glu_split.
@@ -147,7 +147,7 @@ def _check_limit(name, limit):
         raise ParamError(f"{name}: the limit must not be negative, got {limit}")
 
 
-def swiglu_oai(a, b, alpha, limit):
+def swiglu_oai(a: Tensor, b: Tensor, alpha: float, limit: float):
     """a' / (1 + e^(-alpha a')) (b' + 1), a' = min(a, limit), b' = b limited to +-limit.
 
     a and b of one shape and type, F32 or F16, rows contiguous.  op params: 3, 0, alpha, limit.  Errors: ShapeError,
@@ -157,7 +157,7 @@ def swiglu_oai(a, b, alpha, limit):
     return _node("swiglu_oai", GLU.SWIGLU_OAI, a, _other(b), False, alpha, limit)
 
 
-def swiglu_clamp(a, b, limit):
+def swiglu_clamp(a: Tensor, b: Tensor, limit: float):
     """silu(a') b', a' = min(a, limit), b' = b limited to +-limit.
 
         gg.swiglu_clamp(gate, up, 7.0)
@@ -172,10 +172,10 @@ def swiglu_clamp(a, b, limit):
 def _named(op, form):
     name = op.name.lower() + form
     if form == "_split":
-        def build(a, b):
+        def build(a: Tensor, b: Tensor):
             return _node(name, op, a, _other(b), False)
     else:
-        def build(a):
+        def build(a: Tensor):
             return _node(name, op, a, None, form == "_swapped")
     shapes = {"": "x, g = halves of the rows of a, [2 n, ...] -> [n, ...]", "_split": "x = a, g = b, one shape",
               "_swapped": "g, x = halves of the rows of a, [2 n, ...] -> [n, ...]"}[form]
@@ -332,5 +332,14 @@ ACTIVATIONS = {GLU.REGLU: "relu", GLU.GEGLU: "gelu", GLU.SWIGLU: "silu", GLU.GEG
                GLU.GEGLU_QUICK: "gelu_quick", GLU.SWIGLU_CLAMP: "silu"}
 
 
+def _rebuild(n):
+    if n.i[0] == GLU.SWIGLU_OAI:
+        return n.call("swiglu_oai", *n.src, n.f[2], n.f[3])
+    if n.i[0] == GLU.SWIGLU_CLAMP:
+        return n.call("swiglu_clamp", *n.src, n.f[3])
+    return n.call("glu", *n.src, n.i[0], bool(n.i[1])) if len(n.src) == 1 else n.call("glu_split", *n.src, n.i[0])
+
+
 SPECS = (Spec(op=OP.GLU, builders=(glu, glu_split, swiglu_oai, swiglu_clamp, *NAMED.values()), reference=reference,
-              kernel=kernel, gradient=gradient, rows=along(1), cases=cases),)
+              kernel=kernel, gradient=gradient, rows=along(1), cases=cases,
+              rebuild=_rebuild),)

@@ -12,7 +12,7 @@ from numba import types
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import vcos_any, vsin_any
 from ggjit.ops.native.mem import ld_f32, st_f32
@@ -21,7 +21,7 @@ from ggjit.ops.native.row_loops import over_rows, param, whole
 from ggjit.ops.native.simd import W, ldf_part, stf_part
 
 
-def timestep_embedding(timesteps, dim, max_period):
+def timestep_embedding(timesteps: Tensor, dim: int, max_period: int):
     """[dim, n] F32 from n timesteps (F32 [n]): cosines, then sines, then 0 if dim is odd.
 
     d[j, i] = cos(t_i f_j), d[j + dim / 2, i] = sin(t_i f_j), f_j = max_period^(-j / (dim / 2)).  op params: dim,

@@ -17,6 +17,7 @@ from ggjit.ops.core.record import OP, UNARY
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Spec
+from ggjit.ops.core.types import Tensor
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE, lift, map_kernel, number, positive
 from ggjit.ops.native import mathfun
 from ggjit.ops.native.jit import inline
@@ -152,7 +153,7 @@ def _node(name, op, a, params, in_place):
     return a.ctx.node(op, a.type, a.ne, (a,), params, view_of=a if in_place else None)
 
 
-def _unary(a, op, in_place):
+def _unary(a: Tensor, op: int, in_place: bool):
     """The elementwise function `op` (a UNARY number) of a; shape and type of a (F32, F16, BF16).
 
     Elements of a row lie side by side.  op params: op.  Errors: TypeMismatch, ShapeError, ParamError.  Source:
@@ -170,7 +171,7 @@ def _unary(a, op, in_place):
 unary, unary_inplace = in_place_pair(_unary)
 
 
-def xielu(a, alpha_n, alpha_p, beta, eps):
+def xielu(a: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float):
     """b x + (sp(ap) x^2 if x > 0 else (e^min(x, eps) - 1 - x) (b + sp(an))), b = beta, an = alpha_n, ap = alpha_p.
 
     sp = softplus, which is applied to the alphas here, as in ggml.  x = a; shape and type of a (F32, F16, BF16).  op
@@ -183,7 +184,7 @@ def xielu(a, alpha_n, alpha_p, beta, eps):
     return _node("xielu", OP.UNARY, a, params, False)
 
 
-def leaky_relu(a, negative_slope, inplace=False):
+def leaky_relu(a: Tensor, negative_slope: float, inplace: bool = False):
     """a if a > 0 else negative_slope a, elementwise; shape and type of a (F32, F16, BF16).
 
     inplace: written over a.  op params: negative_slope.  Errors: TypeMismatch, ShapeError.  Source: ggml_leaky_relu.
@@ -203,7 +204,7 @@ def _simple(function, in_place):
     op, params = NUMBER[function]
     name = function + "_inplace" * in_place
 
-    def build(a):
+    def build(a: Tensor):
         return _node(name, op, a, params, in_place)
     build.__name__ = build.__qualname__ = name
     build.__doc__ = (f"As `{function}`, written over a; returns a view of a.  Source: ggml_{name}." if in_place else
@@ -338,13 +339,24 @@ def gradient(g, t, dy):
 
 
 OF_UNARY = [u.name.lower() for u in UNARY]
+
+
+def _rebuild(n):
+    if n.i[0] != UNARY.XIELU:
+        return n.call("unary", *n.src, n.i[0])
+    # the builder takes the alphas before their softplus: it is asked for its checks, the parameters are the node's
+    return n.call("xielu", *n.src, 0.0, 0.0, n.f[3], n.f[4]), 5
+
+
 SPECS = (
     Spec(op=OP.UNARY, builders=(unary, unary_inplace, xielu, *(f for n in OF_UNARY if n in SIMPLE for f in SIMPLE[n])),
          reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
-         gradient=gradient, rows=along(0), cases=lambda: (c for n in OF_UNARY for c in cases(n))),
+         gradient=gradient, rows=along(0), cases=lambda: (c for n in OF_UNARY for c in cases(n)),
+         rebuild=_rebuild),
     *(Spec(op=op, builders=SIMPLE[op.name.lower()], reference=reference, kernel=kernel,
            in_place=op in (OP.SQR, OP.SQRT, OP.LOG), in_place_2023=op in (OP.SQR, OP.SQRT, OP.LOG),
            gradient=gradient, rows=along(0), cases=lambda op=op: cases(op.name.lower()))
       for op in (OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS)),
     Spec(op=OP.LEAKY_RELU, builders=(leaky_relu,), reference=reference, kernel=kernel, gradient=gradient,
-         rows=along(0), cases=lambda: cases("leaky_relu")))
+         rows=along(0), cases=lambda: cases("leaky_relu"),
+         rebuild=lambda n: n.call("leaky_relu", *n.src, n.f[0], n.in_place)))

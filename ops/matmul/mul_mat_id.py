@@ -16,7 +16,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import module_of, traits_of
-from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0
+from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0, Tensor
 from ggjit.ops.matmul import mul_mat_dot, mul_mat_id_dot, mul_mat_id_tile
 from ggjit.ops.matmul.mul_mat import MAX_NMSE, column_types, dot_shape, max_dot_columns, weight_types
 from ggjit.ops.matmul.tile_codes import code_tile
@@ -25,7 +25,7 @@ from ggjit.ops.matmul.tile_float import float_tile
 STRIP, STRIP_NBYTES = 16, 32 << 20      # of experts as floats on the way back: whole vectors; bytes at once
 
 
-def mul_mat_id(as_, b, ids):
+def mul_mat_id(as_: Tensor, b: Tensor, ids: Tensor):
     """d[:, u, t] = as_[ids[u, t]] b[:, u % nb, t]: as_ [k, m, E], b [k, nb, t], ids I32 [u, t] -> F32 [m, u, t].
 
     NumPy: as_ (E, m, k), b (t, nb, k), ids (t, u) -> (t, u, m).  Types as mul_mat; nb divides u (1: one column for all
@@ -154,4 +154,5 @@ def _strips(g, experts):
 
 
 SPECS = (Spec(op=OP.MUL_MAT_ID, builders=(mul_mat_id,), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases),)
+              gradient=gradient, cases=cases,
+              flops=lambda t: 2 * math.prod(t.ne) * t.src[0].ne[0]),)

@@ -7,6 +7,8 @@ A unit of work is IC columns of a times up to JC rows of d.  KC rows of a at a t
 thread's scratch (float32 itself is used in place); a tile of 4 rows x 2 vectors of d takes KC steps in registers and
 is added up in d.
 """
+import math
+
 import numpy as np
 from numba import types
 
@@ -16,7 +18,7 @@ from ggjit.ops.core.row_axes import SUM_IN_ORDER, last_axis
 from ggjit.ops.core.shape import require, require_sum_so_far, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
-from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
+from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, zero_bytes
 from ggjit.ops.native.node import DST, SRC0, SRC1, nb, ne, row_addr, work
@@ -32,7 +34,7 @@ def left_types():
     return tuple(t for t, (traits, _) in all_traits().items() if traits.to_float is not None)
 
 
-def out_prod(a, b, onto=None):
+def out_prod(a: Tensor, b: Tensor, onto: Tensor | None = None):
     """d[j][i] = sum_k a[k][i] b[k][j]: a [m, n, a2, a3], b [p, n, b2, b3] -> F32 [m, p, b2, b3]; a2 | b2, a3 | b3.
 
     a: any type that converts to floats, rows contiguous (ggml: F32, or quantised without repeating); b: F32, any
@@ -197,4 +199,5 @@ def _chunk(t, ne, src, before, is_last):
 
 
 SPECS = (Spec(op=OP.OUT_PROD, builders=(out_prod,), reference=reference, kernel=kernel,
-              gradient=gradient, rows=_rows, chunk=_chunk, cases=cases),)
+              gradient=gradient, rows=_rows, chunk=_chunk, cases=cases,
+              flops=lambda t: 2 * math.prod(t.ne) * t.src[0].ne[1]),)

@@ -14,7 +14,7 @@ from ggjit.ops.core.errors import NotSupported
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import is_contiguous, n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, nb, ne, row_addr
@@ -25,7 +25,7 @@ f32 = types.float32
 UPPER, UNIT = 1, 2                      # bits of parameter 0; ggml's only form is 0
 
 
-def solve_tri(a, b, left, lower, uni):
+def solve_tri(a: Tensor, b: Tensor, left: bool, lower: bool, uni: bool):
     """X with a X = b; a [n, n, ...] triangular, b [k, n, ...] -> shape of b; F32, contiguous, equal dims 2 and 3.
 
     NumPy: np.linalg.solve(np.tril(a), b) for lower, np.triu for upper; the other triangle is not read.
@@ -135,4 +135,6 @@ def cases():
                            make(n, k, batch, lower, unit))
 
 
-SPECS = (Spec(op=OP.SOLVE_TRI, builders=(solve_tri,), reference=reference, kernel=kernel, cases=cases),)
+SPECS = (Spec(op=OP.SOLVE_TRI, builders=(solve_tri,), reference=reference, kernel=kernel, cases=cases,
+              rebuild=lambda n: n.call("solve_tri", *n.src, True, not n.i[0] & 1, bool(n.i[0] & 2)),
+              flops=lambda t: t.src[0].ne[0] * (t.src[0].ne[0] + 1) * t.ne[0] * t.ne[2] * t.ne[3]),)

@@ -3,8 +3,7 @@
 Read `jit` (compiled code by address, kept on disk) and `compiler`; then what kernels are written in: `mem` (loads and
 stores), `simd` (vectors), `lanes` (lanes of several vectors), `mathfun` (exp, log, tanh); then `node` (what a kernel
 knows of its tensors and threads), `row_loops` (the loop of nearly every kernel), `row_affinity` (which thread takes
-which rows) and `jobs` (kernels outside plans).  `isa` says what the processor has,
-`measured` keeps what was fastest on it, `cache_files` are the files of both, `kernel_pack` many kernels in one.
+which rows), `waiting` (how threads wait on each system), `records` (arguments by name, at one address) and `jobs`
+(kernels outside plans).  `isa` says what the processor has, `measured` keeps what was fastest on it, `cache_files` are
+the files of both, `kernel_pack` many kernels in one.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -40,7 +40,7 @@ from numba.extending import intrinsic
 from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.interrupts import defer_interrupts
 from ggjit.ops.core.locks import ForkLock
-from ggjit.ops.native import cache_files, isa
+from ggjit.ops.native import cache_files, isa, waiting
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, codegen, unknown
 from ggjit.ops.native.kernel_pack import SHIPPED
 
@@ -222,6 +222,8 @@ class _ObjectCache:
         rtsys.initialize(cpu_target.target_context)      # objects refer to NRT symbols; LLVM aborts without them
         for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals"):
             llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
+        for name, address in waiting.SYMBOLS.items():
+            llvm.add_symbol(name, address)
         return codegen()
 
     @functools.cached_property

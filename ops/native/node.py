@@ -14,10 +14,6 @@ The sync page is shared by all threads of the pool; each word that is hammered h
             barrier   generation     abort (status)     deadline poll  interval
             count
 """
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
-
 from ggjit.ops.core.record import (
     N_CHUNK,
     N_DST,
@@ -32,12 +28,10 @@ from ggjit.ops.core.record import (
     V_WORDS,
     WORD,
 )
-from ggjit.ops.native import isa
 from ggjit.ops.native.jit import exact, inline
 from ggjit.ops.native.mem import (
     atomic_add,
     call1,
-    call_intrinsic,
     cycles,
     ld_f32,
     ld_i32,
@@ -46,6 +40,7 @@ from ggjit.ops.native.mem import (
     st_i64,
     store_release,
 )
+from ggjit.ops.native.waiting import pause, sched_yield
 
 # byte offsets of the views inside a NODE row
 DST = WORD * N_DST
@@ -132,25 +127,6 @@ def fail(node, status, value):
 
 
 # ---------------------------------------------------------------- threads
-@intrinsic
-def pause(typingctx):
-    """Tell the core that this is a spin loop."""
-    def codegen(context, b, sig, args):
-        if isa.X86:
-            call_intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
-        return context.get_dummy_value()
-    return types.void(), codegen
-
-
-@intrinsic
-def sched_yield(typingctx):
-    """libc's sched_yield, resolved by name in the process."""
-    def codegen(context, b, sig, args):
-        call_intrinsic(b, "sched_yield", ir.IntType(32), [])
-        return context.get_dummy_value()
-    return types.void(), codegen
-
-
 @exact
 def barrier(sync, nth):
     """Wait until all `nth` threads are here; stores before it are seen by every thread after it."""

@@ -12,7 +12,7 @@ from ggjit.ops.copying.view import permute
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import n_elements, require, require_param, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native import simd
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import sigmoid1, vexp, vsigmoid
@@ -34,7 +34,7 @@ def _floats(name, *tensors):
         require_type(name, t, (F32,))
 
 
-def dsv4_hc_comb(mixes, scale, base, eps, n_iter):
+def dsv4_hc_comb(mixes: Tensor, scale: Tensor, base: Tensor, eps: float, n_iter: int):
     """[4, 4, t] doubly stochastic mixing matrices from the last 16 of 24 mixes per token.
 
     v[dst, src] = mixes[8 + dst + 4 src] scale[2] + base[8 + dst + 4 src]; softmax over dst, + eps; then each column of
@@ -52,7 +52,7 @@ def dsv4_hc_comb(mixes, scale, base, eps, n_iter):
     return mixes.ctx.node(OP.DSV4_HC_COMB, F32, (HC, HC, mixes.ne[1]), (mixes, scale, base), params)
 
 
-def dsv4_hc_pre(x, weights):
+def dsv4_hc_pre(x: Tensor, weights: Tensor):
     """d[i, t] = sum_h x[i, h, t] weights[h, t]; x [n_embd, n_hc, t], weights [n_hc, t]; F32, any strides.
 
     Errors: ShapeError, TypeMismatch.  Params: P0 = 1.0 (scale), P1 = 0 (not gated).  Source: ggml_dsv4_hc_pre.
@@ -63,7 +63,7 @@ def dsv4_hc_pre(x, weights):
     return x.ctx.node(OP.DSV4_HC_PRE, F32, (x.ne[0], x.ne[2]), (x, weights), (1.0, 0))
 
 
-def dsv4_hc_pre_gated(x, gate, scale):
+def dsv4_hc_pre_gated(x: Tensor, gate: Tensor, scale: float):
     """d[i, t] = scale sum_h x[i, h, t] sigmoid(gate[i, h, t]); x, gate [n_embd, n_hc, t]; F32, any strides.
 
     Errors: ShapeError, TypeMismatch.  Params: P0 = scale, P1 = 1 (gated).  Source: ggml_dsv4_hc_pre_gated (0.25).
@@ -73,7 +73,7 @@ def dsv4_hc_pre_gated(x, gate, scale):
     return x.ctx.node(OP.DSV4_HC_PRE, F32, (x.ne[0], x.ne[2]), (x, gate), (float(scale), 1))
 
 
-def dsv4_hc_post(x, residual, post, comb=None):
+def dsv4_hc_post(x: Tensor, residual: Tensor, post: Tensor, comb: Tensor | None = None):
     """d[i, h, t] = x[i, t] post[h, t] + sum_s residual[i, s, t] comb[h, s, t] -> F32 [n_embd, n_hc, t].
 
     x [n_embd, t], residual [n_embd, n_hc, t], post [n_hc, t], comb [n_hc, n_hc, t]; F32, any strides.  comb None is the
@@ -274,7 +274,13 @@ def _post_cases():
         inp.new(F32, (4, 6)), permute(inp.new(F32, (4, 4, 6)), 1, 0, 2, 3)))
 
 
-SPECS = tuple(Spec(op=op, builders=fs, reference=ref, kernel=kernel, cases=made) for op, fs, ref, made in (
-    (OP.DSV4_HC_COMB, (dsv4_hc_comb,), _comb_reference, _comb_cases),
-    (OP.DSV4_HC_PRE, (dsv4_hc_pre, dsv4_hc_pre_gated), _pre_reference, _pre_cases),
-    (OP.DSV4_HC_POST, (dsv4_hc_post,), _post_reference, _post_cases)))
+def _rebuild_pre(n):
+    return n.call("dsv4_hc_pre_gated", *n.src, n.f[0]) if n.i[1] else n.call("dsv4_hc_pre", *n.src)
+
+
+SPECS = (Spec(op=OP.DSV4_HC_COMB, builders=(dsv4_hc_comb,), reference=_comb_reference, kernel=kernel,
+              cases=_comb_cases),
+         Spec(op=OP.DSV4_HC_PRE, builders=(dsv4_hc_pre, dsv4_hc_pre_gated), reference=_pre_reference, kernel=kernel,
+              cases=_pre_cases, rebuild=_rebuild_pre),
+         Spec(op=OP.DSV4_HC_POST, builders=(dsv4_hc_post,), reference=_post_reference, kernel=kernel,
+              cases=_post_cases))

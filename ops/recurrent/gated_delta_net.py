@@ -19,7 +19,7 @@ from ggjit.ops.copying.view import permute
 from ggjit.ops.core.record import OK, OP, V_WORDS, WORD
 from ggjit.ops.core.shape import is_contiguous, n_elements, require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import exp1, vexp
 from ggjit.ops.native.mem import ld_f32, st_f32
@@ -32,7 +32,7 @@ f32 = types.float32
 SRC5 = SRC4 + WORD * V_WORDS
 
 
-def gated_delta_net(q, k, v, g, beta, state, K=1):
+def gated_delta_net(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, K: int = 1):
     """Gated delta rule over n_t tokens of n_s sequences -> F32 [S_v H, n_t n_s + K S_v n_s].
 
     v [S_v, H, n_t, n_s]; q, k [S_v, heads, n_t, divides n_s]: head h reads q head h % heads (modulo, as in ggml);
@@ -166,4 +166,5 @@ def cases():
     yield Case("permuted", make(32, 4, 6, 2, 2, False, 1, True))
 
 
-SPECS = (Spec(op=OP.GATED_DELTA_NET, builders=(gated_delta_net,), reference=reference, kernel=kernel, cases=cases),)
+SPECS = (Spec(op=OP.GATED_DELTA_NET, builders=(gated_delta_net,), reference=reference, kernel=kernel, cases=cases,
+              flops=lambda t: 8 * math.prod(t.src[2].ne) * t.src[0].ne[0]),)

@@ -14,7 +14,7 @@ from numba import types
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.matmul.tile import LDC, NL, put_transposed
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32
@@ -26,7 +26,7 @@ TILED_TOKENS = 4                        # tokens from which the transposing tile
 STRIP_NBYTES = W * LDC
 
 
-def ssm_conv(sx, c):
+def ssm_conv(sx: Tensor, c: Tensor):
     """Causal depthwise convolution: d[channel, t, s] = sum_j sx[t + j, channel, s] c[j, channel].
 
     sx F32 [d_conv - 1 + n_t, d_inner, n_s], rows contiguous; c F32 [d_conv, d_inner], rows contiguous

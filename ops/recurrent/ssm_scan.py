@@ -10,13 +10,15 @@ whole; new states are part of the result, the cache is not written.
 
     result (1-D)    | y: x's elements | state after the last token | ... after the one before | ...   K snapshots
 """
+import math
+
 import numpy as np
 from numba import types
 
 from ggjit.ops.core.record import BAD_INDEX, OK, OP, V_WORDS, WORD
 from ggjit.ops.core.shape import is_contiguous, n_elements, require, require_param, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F32, I32
+from ggjit.ops.core.types import F32, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import exp1, log1p_1, vexp
 from ggjit.ops.native.mem import ld_f32, ld_i32, st_f32
@@ -29,7 +31,7 @@ f32 = types.float32
 SRC5, SRC6 = (SRC4 + WORD * V_WORDS * i for i in (1, 2))
 
 
-def ssm_scan(s, x, dt, A, B, C, ids, K=1):
+def ssm_scan(s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, ids: Tensor, K: int = 1):
     """Selective scan over n_t tokens of n_s sequences -> F32 1-D: y, then K states.
 
     s [d_state, head_dim, n_head, >= 1], contiguous; x [head_dim, n_head, n_t, n_s]; dt [n_head, n_t, n_s], contiguous;
@@ -178,4 +180,5 @@ def cases():
         yield Case(name, make(*args), 2e-7)
 
 
-SPECS = (Spec(op=OP.SSM_SCAN, builders=(ssm_scan,), reference=reference, kernel=kernel, cases=cases),)
+SPECS = (Spec(op=OP.SSM_SCAN, builders=(ssm_scan,), reference=reference, kernel=kernel, cases=cases,
+              flops=lambda t: 6 * math.prod(t.src[1].ne) * t.src[0].ne[0]),)

@@ -10,13 +10,15 @@ zeroes the output first and waits; here nothing waits.
 
     result [S H, n_tokens + S n_seqs]    | one row of S H outputs per token | states, S x S per head and sequence |
 """
+import math
+
 import numpy as np
 from numba import types
 
 from ggjit.ops.core.record import OK, OP, V_WORDS, WORD
 from ggjit.ops.core.shape import is_contiguous, n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import copy_bytes, ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, ne, param_f32
@@ -48,7 +50,7 @@ def _node(op, state, per_token, others=(), src=(), params=()):
     return src[0].ctx.node(op, F32, (size * heads, n_tokens + size * n_seqs), src, params)
 
 
-def rwkv_wkv6(k, v, r, tf, td, state):
+def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, tf: Tensor, td: Tensor, state: Tensor):
     """RWKV-6 time mixing: out[j] = sum_i r[i] (tf[i] k[i] v[j] + S[i][j]); S[i][j] = S[i][j] td[i] + k[i] v[j].
 
     k, v, r, td [S, H, n_tokens]; tf [S, H]; state [S S H, n_seqs]; F32, contiguous; the tokens of a sequence follow
@@ -58,7 +60,7 @@ def rwkv_wkv6(k, v, r, tf, td, state):
     return _node(OP.RWKV_WKV6, state, (k, v, r, td), (tf,), (k, v, r, tf, td, state))
 
 
-def gated_linear_attn(k, v, q, g, state, scale):
+def gated_linear_attn(k: Tensor, v: Tensor, q: Tensor, g: Tensor, state: Tensor, scale: float):
     """Gated linear attention: S[i][j] = S[i][j] g[i] + k[i] v[j]; out[j] = scale sum_i q[i] S[i][j].
 
     k, v, q, g [S, H, n_tokens]; state [S S H, n_seqs]; F32, contiguous; result as rwkv_wkv6.  Params: P0 = scale.
@@ -67,7 +69,7 @@ def gated_linear_attn(k, v, q, g, state, scale):
     return _node(OP.GATED_LINEAR_ATTN, state, (k, v, q, g), (), (k, v, q, g, state), (float(scale),))
 
 
-def rwkv_wkv7(r, w, k, v, a, b, state):
+def rwkv_wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor):
     """RWKV-7 time mixing: S[i][j] = S[i][j] w[j] + v[i] k[j] + (sum_m a[m] S[i][m]) b[j]; out[i] = sum_j r[j] S[i][j].
 
     r, w, k, v, a, b [S, H, n_tokens]; state [S S H, n_seqs]; F32, contiguous; result as rwkv_wkv6.  Any S is right
@@ -262,6 +264,7 @@ def cases(op):
         yield Case(" ".join(map(str, args)), make(*args))
 
 
-SPECS = tuple(Spec(op=op, builders=(f,), reference=reference, kernel=kernel, cases=lambda op=op: cases(op))
-              for op, f in ((OP.RWKV_WKV6, rwkv_wkv6), (OP.GATED_LINEAR_ATTN, gated_linear_attn),
-                            (OP.RWKV_WKV7, rwkv_wkv7)))
+SPECS = tuple(Spec(op=op, builders=(f,), reference=reference, kernel=kernel, cases=lambda op=op: cases(op),
+                   flops=lambda t, n=n: n * math.prod(t.src[0].ne) * t.src[0].ne[0])
+              for op, f, n in ((OP.RWKV_WKV6, rwkv_wkv6, 6), (OP.GATED_LINEAR_ATTN, gated_linear_attn, 6),
+                               (OP.RWKV_WKV7, rwkv_wkv7, 8)))

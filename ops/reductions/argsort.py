@@ -20,7 +20,7 @@ from ggjit.ops.core.builders import all_or_nothing
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F32, I32
+from ggjit.ops.core.types import F32, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.lanes import for_ir, i64
 from ggjit.ops.native.mem import IR_I32, IR_I64, ld_i32, ld_i64, st_i32, st_i64, zero_bytes
@@ -35,7 +35,7 @@ NAN_KEY, NO_KEY = 0x7FFFFFFE, 0x7FFFFFFF                # the largest key; what 
 
 
 # ---------------------------------------------------------------- builders
-def argsort(a, order):
+def argsort(a: Tensor, order: int):
     """Indices that sort each row of a (F32) -> I32, shape of a; order: 0 ascending, 1 descending; stable.
 
     NumPy: np.argsort(a, -1, kind="stable").  op params: order.  Errors: TypeMismatch, ShapeError, ParamError.
@@ -47,7 +47,7 @@ def argsort(a, order):
 
 
 @all_or_nothing
-def argsort_top_k(a, k):
+def argsort_top_k(a: Tensor, k: int):
     """Indices of the k largest of each row of a [n, n1, n2, n3] F32, in descending order -> I32 [k, n1, n2, n3].
 
     A view of `argsort` (not contiguous for k < n).  NumPy: np.argsort(-a, -1)[..., :k].  Errors: TypeMismatch,
@@ -58,7 +58,7 @@ def argsort_top_k(a, k):
     return view_4d(order, k, *order.ne[1:], *order.nb[1:], 0)
 
 
-def top_k(a, k):
+def top_k(a: Tensor, k: int):
     """Indices of the k largest of each row of a (F32) -> I32 [k, ne1, ne2, ne3].
 
     The order is not specified; as in ggml it is descending with the first two exchanged, so that no caller relies on
@@ -288,4 +288,5 @@ def top_cases():
 
 SPECS = (Spec(op=OP.ARGSORT, builders=(argsort, argsort_top_k), reference=reference, kernel=kernel,
               cases=argsort_cases),
-         Spec(op=OP.TOP_K, builders=(top_k,), reference=reference, kernel=kernel, cases=top_cases))
+         Spec(op=OP.TOP_K, builders=(top_k,), reference=reference, kernel=kernel, cases=top_cases,
+              rebuild=lambda n: n.call("top_k", *n.src, n.ne[0])))

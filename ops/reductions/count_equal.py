@@ -5,7 +5,7 @@ from ggjit.ops.copying.view import permute
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require, require_type, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32, I32, I64
+from ggjit.ops.core.types import F32, I32, I64, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32, ld_i64, st_i64
 from ggjit.ops.native.node import (
@@ -24,7 +24,7 @@ from ggjit.ops.native.row_loops import over_chunks, rows_of_source
 from ggjit.ops.reductions.reduce import argmax
 
 
-def count_equal(a, b):
+def count_equal(a: Tensor, b: Tensor):
     """Number of equal elements of a and b (I32, one shape) -> I64 [1]; NumPy: (a == b).sum().  Any strides.
 
     Errors: ShapeError, TypeMismatch.  Source: ggml_count_equal.

@@ -6,14 +6,14 @@ from ggjit.ops.copying.view import permute
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_index
 from ggjit.ops.native.row_loops import over_rows
 
 
-def cumsum(a):
+def cumsum(a: Tensor):
     """d[i] = a[0] + ... + a[i] along ne0; shape of a, F32, any strides; NumPy: np.cumsum(a, -1).
 
     The running sum is float64 (ggml: float32), so long rows do not drift.  Errors: TypeMismatch.  Source: ggml_cumsum.

@@ -21,7 +21,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import is_contiguous, require, require_param, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import (
@@ -51,7 +51,7 @@ def _rows_op(name, op, a, eps, in_place):
     return a.ctx.node(op, a.type, a.ne, (a,), (float(eps),), view_of=a if in_place else None)
 
 
-def _norm(a, eps, in_place):
+def _norm(a: Tensor, eps: float, in_place: bool):
     """(x - mean) / sqrt(variance + eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
 
     The variance is the mean of the squares (no correction).  op params: eps.  Errors: TypeMismatch, ParamError (eps <
@@ -63,7 +63,7 @@ def _norm(a, eps, in_place):
 norm, norm_inplace = in_place_pair(_norm)
 
 
-def _rms_norm(a, eps, in_place):
+def _rms_norm(a: Tensor, eps: float, in_place: bool):
     """x / sqrt(mean(x^2) + eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
 
     op params: eps.  Errors: TypeMismatch, ParamError (eps < 0).  Source: ggml_rms_norm; arXiv 1910.07467.
@@ -74,7 +74,7 @@ def _rms_norm(a, eps, in_place):
 rms_norm, rms_norm_inplace = in_place_pair(_rms_norm)
 
 
-def _l2_norm(a, eps, in_place):
+def _l2_norm(a: Tensor, eps: float, in_place: bool):
     """x / max(sqrt(sum x^2), eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
 
     op params: eps.  Errors: TypeMismatch, ParamError (eps < 0).  Source: ggml_l2_norm.
@@ -85,7 +85,7 @@ def _l2_norm(a, eps, in_place):
 l2_norm, l2_norm_inplace = in_place_pair(_l2_norm)
 
 
-def _group_norm(a, n_groups, eps, in_place):
+def _group_norm(a: Tensor, n_groups: int, eps: float, in_place: bool):
     """`norm` over [ne0, ne1, channels of a group] of a: ne2 is cut into n_groups of ceil(ne2 / n_groups) channels.
 
     Shape of a, F32, contiguous.  The last group is smaller where n_groups does not divide ne2 (NumPy users expect an

@@ -15,7 +15,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import SUM, SUM_IN_ORDER, along, last_axis
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32, F64, I32
+from ggjit.ops.core.types import F32, F64, I32, Tensor
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f64, st_i32
@@ -45,7 +45,7 @@ def _rows(name, a, allowed):
     require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
 
 
-def sum(a, before=None, part=False):
+def sum(a: Tensor, before: Tensor | None = None, part: bool = False):
     """Sum of all elements of a (F32, F16, BF16), any strides -> [1] of its type; NumPy: a.sum().
 
     part: the sum as it is added up, F64 [1].  before: such a sum of what comes before a, from which it goes on with
@@ -58,7 +58,7 @@ def sum(a, before=None, part=False):
     return a.ctx.node(OP.SUM, F64 if part else a.type, (1,), (a,) if before is None else (a, before))
 
 
-def sum_rows(a):
+def sum_rows(a: Tensor):
     """Sum along ne0 of a F32: [1, ne1, ne2, ne3]; NumPy: a.sum(-1, keepdims=True).
 
     Errors: TypeMismatch, ShapeError (elements of a row not side by side).  Source: ggml_sum_rows.
@@ -67,7 +67,7 @@ def sum_rows(a):
     return a.ctx.node(OP.SUM_ROWS, a.type, (1, *a.ne[1:]), (a,))
 
 
-def mean(a):
+def mean(a: Tensor):
     """Mean along ne0 of a F32: [1, ne1, ne2, ne3]; NumPy: a.mean(-1, keepdims=True).
 
     Errors: TypeMismatch, ShapeError (elements of a row not side by side).  Source: ggml_mean.
@@ -76,7 +76,7 @@ def mean(a):
     return a.ctx.node(OP.MEAN, F32, (1, *a.ne[1:]), (a,))
 
 
-def argmax(a):
+def argmax(a: Tensor):
     """Index of the largest element of each row of a matrix a [n, m] F32 -> I32 [m].
 
     Among equals the last one counts, as in ggml (NumPy: the first): n - 1 - a[:, ::-1].argmax(-1).  A NaN makes the
@@ -290,7 +290,8 @@ def _chunk_of_sum(t, ne, src, before, is_last):
 
 SPECS = (
     Spec(op=OP.SUM, builders=(sum,), reference=reference, kernel=kernel, gradient=gradient, rows=_rows_of_sum,
-         chunk=_chunk_of_sum, cases=sum_cases),
+         chunk=_chunk_of_sum, cases=sum_cases,
+         rebuild=lambda n: n.call("sum", *n.up_to(2), n.type is F64)),
     Spec(op=OP.SUM_ROWS, builders=(sum_rows,), reference=reference, kernel=kernel, gradient=gradient, rows=along(1),
          cases=lambda: cases(sum_rows, (F32,))),
     Spec(op=OP.MEAN, builders=(mean,), reference=reference, kernel=kernel, gradient=gradient, rows=along(1),

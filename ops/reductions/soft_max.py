@@ -13,13 +13,13 @@ import math
 import numpy as np
 from numba import types
 
-from ggjit.ops.core.builders import in_place_pair
+from ggjit.ops.core.builders import in_place_pair, looks_further
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import is_contiguous, require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F16, F32
+from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import exp_neg1, vexp_neg
 from ggjit.ops.native.mem import ld_f32
@@ -79,7 +79,7 @@ def _node(a, mask, scale, max_bias, sinks, in_place):
     return a.ctx.node(OP.SOFT_MAX, a.type, a.ne, src, (float(scale), float(max_bias)), view_of=a if in_place else None)
 
 
-def _soft_max(a, in_place):
+def _soft_max(a: Tensor, in_place: bool):
     """e^(x - max) / sum e^(x - max) along ne0 of a; shape of a, F32; NumPy: axis -1.
 
     `soft_max_ext` without a mask.  Errors: TypeMismatch, ShapeError.  Source: ggml_soft_max.
@@ -90,7 +90,7 @@ def _soft_max(a, in_place):
 soft_max, soft_max_inplace = in_place_pair(_soft_max)
 
 
-def _soft_max_ext(a, mask, scale, max_bias, in_place):
+def _soft_max_ext(a: Tensor, mask: Tensor | None, scale: float, max_bias: float, in_place: bool):
     """softmax(scale a + slope mask) along ne0; shape of a; NumPy: axis -1.
 
     a [n, rows, heads, seqs] F32; mask [n, >= rows, divides heads, divides seqs] F16 or F32, contiguous, or None.  slope
@@ -104,7 +104,8 @@ def _soft_max_ext(a, mask, scale, max_bias, in_place):
 soft_max_ext, soft_max_ext_inplace = in_place_pair(_soft_max_ext)
 
 
-def soft_max_add_sinks(a, sinks):
+@looks_further
+def soft_max_add_sinks(a: Tensor, sinks: Tensor):
     """The soft_max node `a` with a sink logit per head, sinks F32 [heads]; `sinks` None returns a itself.
 
     A sink joins the maximum and the sum, and has no place in the result.  ggml writes src[2] of the existing node;
@@ -313,7 +314,14 @@ def _rows(t):
             yield a, [a, None if mask.ne[a] == 1 else a]
 
 
+def _rebuild(n):
+    a, mask, sinks = n.up_to(3)
+    out = n.call("soft_max_ext", a, mask, *n.f[:2])
+    return out if sinks is None else n.call("soft_max_add_sinks", out, sinks)
+
+
 SPECS = (Spec(op=OP.SOFT_MAX, builders=(soft_max, soft_max_inplace, soft_max_ext, soft_max_ext_inplace,
                                         soft_max_add_sinks),
               reference=reference, kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient,
-              rows=_rows, cases=cases),)
+              rows=_rows, cases=cases,
+              rebuild=_rebuild),)

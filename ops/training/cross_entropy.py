@@ -12,7 +12,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import SUM_IN_ORDER, last_axis
 from ggjit.ops.core.shape import n_elements, require, require_param, require_type, rows_contiguous, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32, F64
+from ggjit.ops.core.types import F32, F64, Tensor
 from ggjit.ops.core.whole_numbers import whole
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import log1, vexp
@@ -61,7 +61,7 @@ def _check(name, logits, labels):
     require(min(logits.ne) > 0, f"{name}: there is no mean over no rows", logits)
 
 
-def cross_entropy_loss(a, b, before=None, n_rows=None):
+def cross_entropy_loss(a: Tensor, b: Tensor, before: Tensor | None = None, n_rows: int | None = None):
     """Mean over rows of -sum(b log_softmax(a)) along ne0 -> F32 [1]; a logits, b label probabilities, one shape, F32.
 
     Some rows at a time, with the bits of one mean: n_rows=0 gives the sum of all rows so far, F64 [1]; before: such a
@@ -81,7 +81,7 @@ def _check_n_rows(name, a, n_rows, *instead):
         require_param(own <= n_rows < 1 << 31, f"{name}: n_rows counts all rows, {own} here and others; got {n_rows}")
 
 
-def cross_entropy_loss_back(a, b, c, n_rows=None):
+def cross_entropy_loss_back(a: Tensor, b: Tensor, c: Tensor, n_rows: int | None = None):
     """Gradient of the loss with respect to its logits: a F32 [1] gradient of the loss, b logits, c labels.
 
     Shape of b.  (The comment in ggml.h lists logits, labels, gradient; its code reads gradient, logits, labels.)
@@ -250,6 +250,8 @@ def _chunk_back(t, ne, src, before, is_last):
 
 SPECS = (
     Spec(op=OP.CROSS_ENTROPY_LOSS, builders=(cross_entropy_loss,), reference=reference, kernel=kernel,
-         gradient=gradient, rows=_rows, chunk=_chunk, cases=lambda: cases(cross_entropy_loss)),
+         gradient=gradient, rows=_rows, chunk=_chunk, cases=lambda: cases(cross_entropy_loss),
+         rebuild=lambda n: n.call("cross_entropy_loss", *n.up_to(3), n.i[0] if n.i[1] else None)),
     Spec(op=OP.CROSS_ENTROPY_LOSS_BACK, builders=(cross_entropy_loss_back,), reference=reference_back,
-         kernel=kernel_back, rows=_rows_back, chunk=_chunk_back, cases=lambda: cases(cross_entropy_loss_back)))
+         kernel=kernel_back, rows=_rows_back, chunk=_chunk_back, cases=lambda: cases(cross_entropy_loss_back),
+         rebuild=lambda n: n.call("cross_entropy_loss_back", *n.src, n.i[0] or None)))

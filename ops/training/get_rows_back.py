@@ -11,7 +11,7 @@ from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.row_axes import SUM_IN_ORDER
 from ggjit.ops.core.shape import require, require_sum_so_far, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F16, F32, I32
+from ggjit.ops.core.types import F16, F32, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32, zero_bytes
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, row_addr
@@ -22,7 +22,7 @@ from ggjit.ops.types.shared.rows import ROW
 COLUMNS = 4 * W                         # a stretch of columns that one thread adds up
 
 
-def get_rows_back(a, b, c, onto=None):
+def get_rows_back(a: Tensor, b: Tensor, c: Tensor, onto: Tensor | None = None):
     """Rows of a [n, r] (F32, F16) added into zeros of the shape of c [n, m] at rows b (I32 [k]) -> F32 [n, m].
 
     The first k <= r rows of a are added; only the shape of c counts.  NumPy: np.add.at(zeros, b, a[:k]).  onto: F32 of
@@ -118,4 +118,5 @@ def _chunk(t, ne, src, before, is_last):
 
 
 SPECS = (Spec(op=OP.GET_ROWS_BACK, builders=(get_rows_back,), reference=reference, kernel=kernel,
-              gradient=gradient, rows=_rows, chunk=_chunk, cases=cases, indexed=None),)
+              gradient=gradient, rows=_rows, chunk=_chunk, cases=cases, indexed=None,
+              rebuild=lambda n: n.call("get_rows_back", *n.src[:2], n.like(), *n.src[2:])),)

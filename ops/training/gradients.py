@@ -19,7 +19,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import require, require_param, require_type, rows_contiguous, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F16, F32
+from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.elementwise.elementwise import TOLERANCE
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import vsigmoid
@@ -41,7 +41,7 @@ def _pair(name, dy, x, allowed):
         require(rows_contiguous(t), f"{name}: elements of a row must lie side by side", t, remedy="use gg.cont first")
 
 
-def silu_back(a, b):
+def silu_back(a: Tensor, b: Tensor):
     """Gradient of silu: a = dy, b = x -> dy s (1 + x (1 - s)), s = 1 / (1 + e^-x); one shape and type, F32 or F16.
 
     Errors: ShapeError, TypeMismatch.  Source: ggml_silu_back.
@@ -50,7 +50,7 @@ def silu_back(a, b):
     return a.ctx.node(OP.SILU_BACK, a.type, a.ne, (a, b))
 
 
-def rms_norm_back(a, b, eps):
+def rms_norm_back(a: Tensor, b: Tensor, eps: float):
     """Gradient of rms_norm(x, eps): a = dy, b = x, one shape, F32 -> the same shape.
 
     d = r (dy - x mean(x dy) r^2) along ne0, with r = 1 / sqrt(mean(x^2) + eps).  (The comment in ggml.h has a and b
@@ -61,7 +61,7 @@ def rms_norm_back(a, b, eps):
     return a.ctx.node(OP.RMS_NORM_BACK, F32, a.ne, (a, b), (float(eps),))
 
 
-def _soft_max_ext_back(a, b, scale, max_bias, in_place):
+def _soft_max_ext_back(a: Tensor, b: Tensor, scale: float, max_bias: float, in_place: bool):
     """Gradient of soft_max_ext: a = dy, b = y, one shape, F32 -> (dy - sum(y dy)) y scale along ne0.
 
     op params: scale, max_bias (which must be 0, as ggml's CPU backend demands).  Errors: ShapeError, TypeMismatch,
@@ -205,4 +205,5 @@ SPECS = (
     Spec(op=OP.RMS_NORM_BACK, builders=(rms_norm_back,), reference=reference, kernel=kernel, in_place=True,
          rows=along(1), cases=rms_cases),
     Spec(op=OP.SOFT_MAX_BACK, builders=(soft_max_ext_back, soft_max_ext_back_inplace), reference=reference,
-         kernel=kernel, in_place=True, rows=along(1), cases=soft_max_cases))
+         kernel=kernel, in_place=True, rows=along(1), cases=soft_max_cases,
+         rebuild="soft_max_ext_back"))

@@ -9,10 +9,11 @@ w, m and v are written in place; the settings are tensors, so that a graph is bu
 import numpy as np
 from numba import types
 
+from ggjit.ops.core.builders import looks_further
 from ggjit.ops.core.record import FLAG_PARAM, OK, OP
 from ggjit.ops.core.shape import is_contiguous, n_elements, require, require_type, rows_contiguous, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32
 from ggjit.ops.native.node import DST, SRC1, SRC2, SRC3, SRC4, addr, ne, row_addr, row_index
@@ -33,7 +34,8 @@ def _check(name, a, same, settings, n_settings):
             f"{name}: the settings must be {n_settings} numbers side by side", settings)
 
 
-def opt_step_adamw(a, grad, m, v, adamw_params):
+@looks_further
+def opt_step_adamw(a: Tensor, grad: Tensor, m: Tensor, v: Tensor, adamw_params: Tensor):
     """One AdamW step on the weights a (marked by set_param) -> view of a; m and v are updated too.
 
     a, grad, m, v F32 of one shape.  adamw_params F32 [7]: alpha, beta1, beta2, eps, wd, beta1h, beta2h (1 / (1 -
@@ -44,7 +46,8 @@ def opt_step_adamw(a, grad, m, v, adamw_params):
     return a.ctx.node(OP.OPT_STEP_ADAMW, F32, a.ne, (a, grad, m, v, adamw_params), view_of=a)
 
 
-def opt_step_sgd(a, grad, sgd_params):
+@looks_further
+def opt_step_sgd(a: Tensor, grad: Tensor, sgd_params: Tensor):
     """One step of gradient descent with weight decay: a = a (1 - alpha wd) - alpha g -> view of a.
 
     a weights (marked by set_param), grad, F32 of one shape; sgd_params F32 [2]: alpha, wd.  Errors: ShapeError,
@@ -129,7 +132,7 @@ def cases(op):
 
 
 SPECS = (
-    Spec(op=OP.OPT_STEP_ADAMW, builders=(opt_step_adamw,), reference=reference_adamw, kernel=kernel,
+    Spec(op=OP.OPT_STEP_ADAMW, builders=(opt_step_adamw,), reference=reference_adamw, kernel=kernel, updates=(2, 3),
          cases=lambda: cases(OP.OPT_STEP_ADAMW)),
     Spec(op=OP.OPT_STEP_SGD, builders=(opt_step_sgd,), reference=reference_sgd, kernel=kernel,
          cases=lambda: cases(OP.OPT_STEP_SGD)))

@@ -6,7 +6,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import SUM_IN_ORDER, last_axis
 from ggjit.ops.core.shape import can_repeat, require, require_sum_so_far, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32, zero_bytes
 from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_index
@@ -14,7 +14,7 @@ from ggjit.ops.native.row_loops import has_elements, over_rows
 from ggjit.ops.native.simd import W, fadd, ldf, stf
 
 
-def repeat_back(a, b, onto=None):
+def repeat_back(a: Tensor, b: Tensor, onto: Tensor | None = None):
     """Sum of the tiles of a [k0 n0, k1 n1, k2 n2, k3 n3] over each other -> shape of b [n0, n1, n2, n3], F32.
 
     Only the shape of b counts.  NumPy: a.reshape(k3, n3, k2, n2, k1, n1, k0, n0).sum((0, 2, 4, 6)).
@@ -107,4 +107,5 @@ def _chunk(t, ne, src, before, is_last):
 
 
 SPECS = (Spec(op=OP.REPEAT_BACK, builders=(repeat_back,), reference=reference, kernel=kernel,
-              gradient=gradient, rows=_rows, chunk=_chunk, cases=cases),)
+              gradient=gradient, rows=_rows, chunk=_chunk, cases=cases,
+              rebuild=lambda n: n.call("repeat_back", n.src[0], n.like(), *n.src[1:])),)

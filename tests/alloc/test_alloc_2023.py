@@ -7,20 +7,21 @@ import numpy as np
 import pytest
 from helpers.requirements import benchmark
 
+from ggjit.alloc import IN_PLACE_2023, IN_PLACE_OPS
 from ggjit.alloc.ggml.legacy.graph_alloc_2023 import GraphAllocator2023, maxima
 from ggjit.alloc.ggml.legacy.tensor_alloc import BestFit
-from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS, GraphError
-from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.ggml.problem import GraphError
 from ggjit.alloc.validate import check_graph_plan
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.record import OP, T_BUFFER
 
 graphs = benchmark("alloc_graphs")
+plan_table = graphs.plan_table
 
 
 # ---------------------------------------------------------------- A10
 def plan23(g, **kw):
-    return plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner="ggml-2023", **kw)
+    return plan_table(g.table, g.nodes, g.leafs, g.sizes, planner="ggml-2023", **kw)
 
 
 def leaf(g, n=32, ext=False):
@@ -63,9 +64,9 @@ def test_a10_06_a10_09_in_place_through_a_whole_view_only_in_2023():
     z = g.like(OP.SQR, g.reshape(y, 32))
     g.expand(z)
     assert plan23(g).node_offs.tolist() == [0, 0, 0] and plan23(g).peak == 128
-    modern = plan_graph(g.table, g.nodes, g.leafs, g.sizes)
+    modern = plan_table(g.table, g.nodes, g.leafs, g.sizes)
     assert modern.node_offs.tolist() == [0, 0, 128] and modern.peak == 256
-    best = plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner="best")
+    best = plan_table(g.table, g.nodes, g.leafs, g.sizes, planner="best")
     assert (best.peak, best.rule, best.ggml_peak) == (128, "views", 256)
     assert "view" in modern.why_not_in_place(2)[0] and modern.why_not_in_place(2)[1] == g.nodes[1]
 
@@ -93,7 +94,7 @@ def test_a10_08_the_scan_stops_at_the_first_absent_source():
     g.rows[z][23:] = np.where(np.arange(23, 40) < 30, -1, g.rows[z][23:])
     g.nodes, g.leafs = [y, z], [x]
     assert plan23(g).node_offs.tolist() == [0, 128]                 # y is never seen: neither reused nor freed
-    assert plan_graph(g.table, g.nodes, g.leafs, g.sizes).node_offs.tolist() == [0, 0]
+    assert plan_table(g.table, g.nodes, g.leafs, g.sizes).node_offs.tolist() == [0, 0]
 
 
 def test_a10_10_external_parents_are_never_reused():
@@ -122,7 +123,7 @@ def test_a10_03_a10_13_barriers_hold_memory_back():
     assert plan23(g, parse_seq=[0, 1, 2, 3]).peak == 512            # after the last barrier nothing is freed
     assert plan23(g, parse_seq=[]).peak == 256                      # off
     with pytest.raises(ParamError, match="ggml-2023"):
-        plan_graph(g.table, g.nodes, g.leafs, g.sizes, parse_seq=[0, 1, 2, 3])
+        plan_table(g.table, g.nodes, g.leafs, g.sizes, parse_seq=[0, 1, 2, 3])
     for bad in ([0, 1, 2, 9], [0, 0, 1]):
         with pytest.raises(GraphError, match="parse_seq"):
             plan23(g, parse_seq=bad)
@@ -184,7 +185,7 @@ def test_a10_16_outputs_survive_only_as_last_node_in_2023():
     for i in g.nodes:
         g.rows[i][2] = 2                                            # OUTPUT
     assert plan23(g).peak == 256
-    assert plan_graph(g.table, g.nodes, g.leafs, g.sizes).peak == 384
+    assert plan_table(g.table, g.nodes, g.leafs, g.sizes).peak == 384
 
 
 def test_a10_17_trace():
@@ -221,35 +222,35 @@ def test_bad_graphs_are_refused_with_ids():
             (n[1:], g.leafs, GraphError, "neither in the graph nor placed"),
             ([99], [], IndexRangeError, "99"), ([-1], [], IndexRangeError, "-1")):
         with pytest.raises(error, match=text):
-            plan_graph(t, nodes, leafs, (np.full(len(nodes), 8), np.full(len(leafs), 8)))
+            plan_table(t, nodes, leafs, (np.full(len(nodes), 8), np.full(len(leafs), 8)))
     for sizes, text in (((np.full(3, -1), [8]), "cannot be negative"),
                         ((np.full(3, 1 << 61), [8]), "overflow the 62-bit address space"),
                         ((np.full(2, 8), [8]), "expected 3 sizes")):
         with pytest.raises(ShapeError, match=text):
-            plan_graph(t, n, g.leafs, sizes)
+            plan_table(t, n, g.leafs, sizes)
     with pytest.raises(ParamError, match="planner"):
-        plan_graph(t, n, g.leafs, g.sizes, planner="worst")
+        plan_table(t, n, g.leafs, g.sizes, planner="worst")
     with pytest.raises(ParamError, match="max_size 0: expected positive bytes"):
-        plan_graph(t, n, g.leafs, g.sizes, max_size=0)
+        plan_table(t, n, g.leafs, g.sizes, max_size=0)
     with pytest.raises(IndexRangeError, match="buffer"):
-        plan_graph(t, n, g.leafs, g.sizes, node_buffers=[0, 1, 0])
+        plan_table(t, n, g.leafs, g.sizes, node_buffers=[0, 1, 0])
     loop = g.table
     loop[n[0], 30], loop[n[1], 30] = n[1], n[0]                     # views of each other
     with pytest.raises(GraphError, match="view of itself"):
-        plan_graph(loop, n, g.leafs, g.sizes)
+        plan_table(loop, n, g.leafs, g.sizes)
     loop[n[0], 30] = 10 ** 9
     with pytest.raises(IndexRangeError, match="the table has rows 0..3"):
-        plan_graph(loop, n, g.leafs, g.sizes)
+        plan_table(loop, n, g.leafs, g.sizes)
 
 
 def test_empty_graph_and_cast():
     g = graphs.Net()
-    assert plan_graph(np.zeros((1, 40), np.int64), [], [], ([], [])).peak == 0
+    assert plan_table(np.zeros((1, 40), np.int64), [], [], ([], [])).peak == 0
     x = leaf(g, ext=True)
     c = g.like(OP.CPY, x)
     g.rows[c][21] = c                                               # ggml_cast: its own destination
     g.expand(g.like(OP.SQR, c))
-    assert plan_graph(g.table, g.nodes, g.leafs, g.sizes).peak == 128
+    assert plan_table(g.table, g.nodes, g.leafs, g.sizes).peak == 128
     assert g.rows[x][T_BUFFER] == 0
 
 
@@ -262,9 +263,9 @@ def test_none_op_views_in_nodes_do_not_count():
     z = g.like(OP.MUL_MAT, y, y)
     u = g.like(OP.MUL_MAT, z, z)
     g.nodes, g.leafs = [y, mark, z, u], [x]
-    assert plan_graph(g.table, g.nodes, g.leafs, g.sizes).node_offs.tolist() == [0, 0, 128, 0]     # y is free for u
+    assert plan_table(g.table, g.nodes, g.leafs, g.sizes).node_offs.tolist() == [0, 0, 128, 0]     # y is free for u
     g.rows[mark][1] = int(OP.VIEW)
-    assert plan_graph(g.table, g.nodes, g.leafs, g.sizes).node_offs.tolist() == [0, 0, 128, 256]   # its view holds it
+    assert plan_table(g.table, g.nodes, g.leafs, g.sizes).node_offs.tolist() == [0, 0, 128, 256]   # its view holds it
 
 
 def test_an_input_flagged_op_does_not_take_a_tensor_with_later_users():
@@ -273,6 +274,6 @@ def test_an_input_flagged_op_does_not_take_a_tensor_with_later_users():
     x = leaf(g)
     y = g.like(OP.SQR, x, inp=True)
     g.expand(g.like(OP.MUL_MAT, x, y))
-    p = plan_graph(g.table, g.nodes, g.leafs, g.sizes)
+    p = plan_table(g.table, g.nodes, g.leafs, g.sizes)
     assert p.leaf_offs.tolist() == [0] and p.node_offs[0] == 128
     check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, p)

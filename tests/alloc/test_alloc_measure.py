@@ -12,18 +12,18 @@ from helpers.requirements import benchmark
 
 import ggjit as gg
 from ggjit.alloc import plots
-from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.report import MeasureReport, mib
 from ggjit.ops.core.record import OP, T_OP
 
 graphs = benchmark("alloc_graphs")
+plan_table = graphs.plan_table
 
 
 def report(g, planner="best", title="net", **kw):
     def describe(i):
         return {"name": f"t{i}<&", "op": OP(int(g.rows[i][T_OP])).name, "type": "f32", "shape": g.ne(i)[::-1],
                 "nbytes": int(g.nbytes([i])[0]), "where": "model.py:7"}
-    plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner=planner)
+    plan = plan_table(g.table, g.nodes, g.leafs, g.sizes, planner=planner)
     return MeasureReport.from_plan(plan, g.nodes, g.leafs, describe, title=title, **kw), plan
 
 
@@ -165,7 +165,7 @@ def test_a_difference_lists_what_moved():
 
 
 def test_nothing_to_place():
-    plan = plan_graph(np.zeros((1, 40), np.int64), [], [], ([], []))
+    plan = plan_table(np.zeros((1, 40), np.int64), [], [], ([], []))
     r = MeasureReport.from_plan(plan, [], [], dict)
     assert r.peak == 0 and r.gap == 1.0 and "nothing" in str(r) and r._repr_html_()
     assert mib(5) == "5 B" and mib(3 << 19) == "1.50 MiB"

@@ -5,17 +5,18 @@ import numpy as np
 import pytest
 from helpers.requirements import benchmark
 
+from ggjit.alloc import IN_PLACE_OPS
 from ggjit.alloc.ggml.alias import MODERN, THROUGH_VIEWS
-from ggjit.alloc.ggml.problem import IN_PLACE_OPS, Problem, ggml_plan
-from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.ggml.problem import ggml_plan
 from ggjit.alloc.orders.exact_order import Bytes, least_peak
 from ggjit.alloc.orders.memory_order import VIEW_OP, legal_edges, memory_order
 from ggjit.alloc.orders.order_bound import Reach, fewest_before, forced, members
 from ggjit.alloc.orders.order_variants import variants
-from ggjit.alloc.reorder import reorder
+from ggjit.alloc.plan_request import PlanRequest
 from ggjit.ops.core.record import OP, T_OP, T_SRC, T_VIEW_SRC
 
 graphs = benchmark("alloc_graphs")
+plan_table, ordered = graphs.plan_table, graphs.ordered
 
 
 def values(g, order):
@@ -39,7 +40,7 @@ def values(g, order):
 @pytest.mark.parametrize("seed", range(60))
 def test_reordered_random_graphs_compute_the_same(seed):
     g = graphs.random_graph(seed)
-    new = reorder(g.table, g.nodes, g.leafs, g.sizes).tolist()
+    new = ordered(g.table, g.nodes, g.leafs, g.sizes).tolist()
     assert sorted(new) == sorted(g.nodes)
     assert values(g, new) == values(g, g.nodes)
 
@@ -57,7 +58,7 @@ def test_writes_into_a_cache_keep_their_place():
             g.expand(g.cpy(g.unary(x), g.view(cache, (64, 32), offs=4 * 64 * 32 * k)))
     y = g.new(OP.CONCAT, (1, 192), tuple(reads))
     g.output(y)
-    new = reorder(g.table, g.nodes, g.leafs, g.sizes).tolist()
+    new = ordered(g.table, g.nodes, g.leafs, g.sizes).tolist()
     assert values(g, new) == values(g, g.nodes)
     bad = [*g.nodes[3:6], *g.nodes[:3], *g.nodes[6:]]
     assert len(set(bad)) == len(bad)
@@ -69,9 +70,9 @@ def test_writes_into_a_cache_keep_their_place():
 def test_gains(name, at_most):
     g = graphs.SUITE[name]()
     size = dict(zip(g.nodes, g.sizes[0], strict=True))
-    new = reorder(g.table, g.nodes, g.leafs, g.sizes)
-    before = plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner="best")
-    after = plan_graph(g.table, new, g.leafs, (np.array([size[i] for i in new.tolist()]), g.sizes[1]), planner="best")
+    new = ordered(g.table, g.nodes, g.leafs, g.sizes)
+    before = plan_table(g.table, g.nodes, g.leafs, g.sizes, planner="best")
+    after = plan_table(g.table, new, g.leafs, (np.array([size[i] for i in new.tolist()]), g.sizes[1]), planner="best")
     assert after.peak <= at_most * before.peak
     assert values(g, new.tolist()) == values(g, g.nodes)
 
@@ -84,14 +85,14 @@ def test_widest_branch_first():
         outputs.append(g.mul_mat(g.weight(width, 64), g.mul_mat(g.weight(64, width), x)))
         g.output(outputs[-1])
     size = dict(zip(g.nodes, g.sizes[0], strict=True))
-    new = reorder(g.table, g.nodes, g.leafs, g.sizes)
-    after = plan_graph(g.table, new, g.leafs, (np.array([size[i] for i in new.tolist()]), g.sizes[1]))
+    new = ordered(g.table, g.nodes, g.leafs, g.sizes)
+    after = plan_table(g.table, new, g.leafs, (np.array([size[i] for i in new.tolist()]), g.sizes[1]))
     assert after.lower_bound == size[outputs[-1]] + max(size[i] for i in g.nodes)      # the widest step, alone
     assert values(g, new.tolist()) == values(g, g.nodes)
 
 
 def problem(g):
-    return Problem(g.table, np.array(g.nodes), g.leafs, g.sizes, [1], None, None, IN_PLACE_OPS.astype(np.uint8))
+    return PlanRequest(g.table, np.array(g.nodes), g.leafs, g.sizes, alignment=1).problem(IN_PLACE_OPS)
 
 
 def test_the_exact_search_agrees_with_all_orders_there_are():
@@ -212,15 +213,15 @@ def test_the_live_bytes_of_an_order_are_the_lower_bound_of_its_plan(seeds):
         nbytes = Bytes(problem(g))
         order = memory_order(problem(g)).order if seed % 2 else np.arange(len(g.nodes))
         nodes, sizes = np.array(g.nodes)[order], (g.sizes[0][order], g.sizes[1])
-        make = lambda nodes=nodes, sizes=sizes, g=g: Problem(g.table, nodes, g.leafs, sizes, [1], None,     # noqa: E731
-                                                             None, IN_PLACE_OPS.astype(np.uint8))
-        bounds = [ggml_plan(make(), "ggml", [None], rule=rule).lower_bound for rule in (MODERN, THROUGH_VIEWS)]
+        request = PlanRequest(g.table, nodes, g.leafs, sizes, alignment=1)
+        bounds = [ggml_plan(request.problem(IN_PLACE_OPS), "ggml", [None], rule=rule).lower_bound
+                  for rule in (MODERN, THROUGH_VIEWS)]
         assert nbytes.peak(order) == min(bounds), seed
 
 
 def placed(g, order):
     """Peak of the plan of an order."""
-    plan = plan_graph(g.table, np.array(g.nodes)[order], g.leafs, (g.sizes[0][order], g.sizes[1]), planner="best",
+    plan = plan_table(g.table, np.array(g.nodes)[order], g.leafs, (g.sizes[0][order], g.sizes[1]), planner="best",
                       alignment=1, node_limit=20_000)
     return plan.peak
 
@@ -255,9 +256,9 @@ def test_an_order_whose_offsets_have_a_gap_is_changed_at_equal_live_bytes():
         assert all(np.argsort(order)[a] < np.argsort(order)[b] for a, b in edges.tolist())
     assert len({tuple(order) for order in others}) > 4
     size = dict(zip(g.nodes, g.sizes[0].tolist(), strict=True))
-    new = reorder(g.table, g.nodes, g.leafs, g.sizes).tolist()
-    assert new == reorder(g.table, g.nodes, g.leafs, g.sizes).tolist()      # no clock decides
-    plan = plan_graph(g.table, new, g.leafs, (np.array([size[i] for i in new]), g.sizes[1]), planner="best")
+    new = ordered(g.table, g.nodes, g.leafs, g.sizes).tolist()
+    assert new == ordered(g.table, g.nodes, g.leafs, g.sizes).tolist()      # no clock decides
+    plan = plan_table(g.table, new, g.leafs, (np.array([size[i] for i in new]), g.sizes[1]), planner="best")
     assert plan.peak == plan.lower_bound == proof.bound and values(g, new) == values(g, g.nodes)
 
 
@@ -276,12 +277,12 @@ def test_orders_are_never_planned_above_the_given_one():
     for seed in range(20):
         g = graphs.random_graph(seed)
         size = dict(zip(g.nodes, g.sizes[0], strict=True))
-        new = reorder(g.table, g.nodes, g.leafs, g.sizes).tolist()
+        new = ordered(g.table, g.nodes, g.leafs, g.sizes).tolist()
         sizes = [(np.array([size[i] for i in nodes]), g.sizes[1]) for nodes in (new, g.nodes)]
-        peaks = [plan_graph(g.table, nodes, g.leafs, z, planner="best").peak
+        peaks = [plan_table(g.table, nodes, g.leafs, z, planner="best").peak
                  for nodes, z in zip((new, g.nodes), sizes, strict=True)]
         assert peaks[0] < peaks[1] or new == g.nodes
 
 
 def test_empty():
-    assert len(reorder(np.zeros((1, 40), np.int64), [], [], ([], []))) == 0
+    assert len(ordered(np.zeros((1, 40), np.int64), [], [], ([], []))) == 0

@@ -7,8 +7,7 @@ from helpers.requirements import benchmark
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS
-from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc import IN_PLACE_2023, IN_PLACE_OPS
 from ggjit.alloc.offsets.chunked import plan_chunks
 from ggjit.alloc.offsets.planners import DOES_NOT_FIT, FITS, plan_offsets
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout, validate_plan
@@ -19,6 +18,7 @@ quick = settings(deadline=None, max_examples=60, suppress_health_check=list(Heal
 
 
 graphs = benchmark("alloc_graphs")
+plan_table = graphs.plan_table
 buffers = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 8), st.integers(0, 200)), min_size=1, max_size=24)
 
 
@@ -77,7 +77,7 @@ def test_graph_plans_keep_every_value_until_its_last_use(seed, planner, k, max_s
         for r in g.rows:
             r[T_FLAGS] = 0
     ids = rng.integers(0, k, len(g.rows))
-    plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner=planner, n_buffers=k, max_size=max_size,
+    plan = plan_table(g.table, g.nodes, g.leafs, g.sizes, planner=planner, n_buffers=k, max_size=max_size,
                       alignment=alignment, node_buffers=ids[g.nodes], leaf_buffers=ids[g.leafs], time_limit=0.05)
     modern = planner != "ggml-2023"
     check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, plan, [alignment] * k,
@@ -91,7 +91,7 @@ def test_graph_plans_keep_every_value_until_its_last_use(seed, planner, k, max_s
 @pytest.mark.parametrize("name", list(graphs.SUITE))
 def test_best_reaches_the_lower_bound_on_model_graphs(name):
     g = graphs.SUITE[name]()
-    plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner="best", time_limit=5)
+    plan = plan_table(g.table, g.nodes, g.leafs, g.sizes, planner="best", time_limit=5)
     assert plan.peak == plan.lower_bound <= plan.ggml_peak
     if len(g.nodes) < 1100:
         check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, plan)
@@ -103,8 +103,8 @@ def test_best_reaches_the_lower_bound_on_model_graphs(name):
 def test_best_cuts_chunks_of_its_own(name, parts, at_most):
     """Chunks of at most a part of ggml's peak: fewer bytes in all than ggml's chunks."""
     g = graphs.SUITE[name]()
-    limit = plan_graph(g.table, g.nodes, g.leafs, g.sizes).peak // parts
-    plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner="best", max_size=limit, time_limit=5)
+    limit = plan_table(g.table, g.nodes, g.leafs, g.sizes).peak // parts
+    plan = plan_table(g.table, g.nodes, g.leafs, g.sizes, planner="best", max_size=limit, time_limit=5)
     assert plan.how == "chunks" and plan.peak <= at_most * plan.ggml_peak
     assert max(plan.chunk_sizes[0]) <= max(limit, int(plan.a_size.max())) and min(plan.chunk_sizes[0]) > 0
     check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, plan)
@@ -137,12 +137,12 @@ def test_broken_graph_plans_are_refused():
     found = 0
     for seed in range(40):
         g = graphs.random_graph(seed)
-        plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes)
+        plan = plan_table(g.table, g.nodes, g.leafs, g.sizes)
         for i in range(len(g.nodes) - 1):
             s = int(plan.a_lo[plan.node_alloc[i]]) if plan.node_alloc[i] >= 0 else -1
             feeds = g.nodes[i] in g.table[g.nodes[i + 1], T_SRC:T_SRC + 10]
             if s == i and feeds and plan.node_alloc[i + 1] >= 0 and plan.a_lo[plan.node_alloc[i + 1]] == i + 1:
-                bad = plan_graph(g.table, g.nodes, g.leafs, g.sizes)
+                bad = plan_table(g.table, g.nodes, g.leafs, g.sizes)
                 bad.node_offs[i + 1] = bad.node_offs[i]
                 op_may = IN_PLACE_OPS[g.rows[g.nodes[i + 1]][1]]
                 if op_may or min(g.sizes[0][i], g.sizes[0][i + 1]) == 0:
@@ -161,4 +161,4 @@ def test_limits_of_a_plan_are_whole_numbers(name, bad):
     g = graphs.random_graph(3)
     for planner in ("ggml", "best"):
         with pytest.raises(ParamError, match=f"{name} .*expected"):
-            plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner=planner, **{name: bad})
+            plan_table(g.table, g.nodes, g.leafs, g.sizes, planner=planner, **{name: bad})

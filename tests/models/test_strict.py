@@ -9,7 +9,7 @@ from helpers import tiny_model, tiny_moe
 
 import ggjit as gg
 from ggjit.models import load_gguf, load_model, save_gguf
-from ggjit.models.networks.bert import Bert
+from ggjit.models.networks.encoder import Encoder
 from ggjit.models.networks.peak import model_peak
 from ggjit.models.networks.strict import NEUTRAL
 from ggjit.tools.command.main import main
@@ -180,4 +180,4 @@ def test_a_generation_says_how_far_it_is():
 @pytest.mark.parametrize("texts,got", [(None, "NoneType"), ("one text", "str"), (["a", 5], "5"), ({"a": 1}, "dict")])
 def test_embed_says_what_it_got(texts, got):
     with pytest.raises(gg.TypeMismatch, match=f"embed takes a list of strings, got {got}"):
-        Bert.embed(None, texts)
+        Encoder.embed(None, texts)

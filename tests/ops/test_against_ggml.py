@@ -5,6 +5,7 @@ from helpers import oracle
 from helpers.cases import nmse
 
 import ggjit as gg
+from ggjit.tools.suite.oracle import WHEELS, Lacking
 
 R = np.random.default_rng(5)
 
@@ -165,25 +166,17 @@ RECURRENT = [                                   # (name, (arrays, params), their
     ("dsv4_hc_post", ([floats(5, 100), floats(5, 4, 100), floats(5, 4), floats(5, 4, 4)], []), (), 1e-10),
 ]
 PEER += [(name, arrays, kinds, params, {}, limit) for name, (arrays, params), kinds, limit in RECURRENT]
-SNAPSHOTS = ("ssm_scan", "gated_delta_net")         # their last parameter; older ggml has none
 
 
+@pytest.mark.parametrize("wheel", WHEELS)
 @pytest.mark.parametrize("name,arrays,kinds,params,permuted,limit", PEER,
                          ids=[f"{i} {p[0]}" for i, p in enumerate(PEER)])
-def test_against_ggml(name, arrays, kinds, params, permuted, limit):
-    """The builder of the same name, with the same arguments, means the same thing."""
-    peer = oracle.connect("xllamacpp" if oracle.libraries("xllamacpp") else "pywhispercpp")
-    known = params
-    if name in SNAPSHOTS and peer.wheel == "pywhispercpp":
-        if params != [1]:
-            pytest.skip(f"this wheel's ggml_{name} has no snapshots")
-        known = []
+def test_against_ggml(name, arrays, kinds, params, permuted, limit, wheel):
+    """The builder of the same name, with the same arguments, means the same thing, in each ggml that has it."""
     try:
-        want = peer.op(name, arrays, types=kinds, params=known, permute=permuted)
-    except RuntimeError as e:
-        if "AttributeError" not in str(e):
-            raise
-        pytest.skip(f"this wheel's ggml has no ggml_{name}")
+        want = oracle.connect(wheel).op(name, arrays, types=kinds, params=params, permute=permuted)
+    except Lacking as e:
+        pytest.skip(str(e))
     ctx, sources = gg.Context(), []
     for i, a in enumerate(arrays):
         ty = getattr(gg, kinds[i]) if i < len(kinds) and kinds[i] else None

@@ -298,9 +298,9 @@ def test_traffic_and_operations(bench):
         w, x = ctx.new_tensor(gg.Q8_0, (64, 32)), ctx.new_tensor(gg.F32, (64, 3))
         y = gg.mul_mat(w, x)
         rows = gg.get_rows(w, ctx.new_tensor(gg.I32, (5,)))
-    assert profile.traffic(y) == 32 * 68 + 64 * 3 * 4 + 32 * 3 * 4
-    assert profile.operations(y) == 2 * 64 * 32 * 3 and profile.operations(rows) == 0
-    assert profile.traffic(rows) == 5 * 64 * 4 + 5 * 68 + 5 * 4
+    assert profile.moved_nbytes(y) == 32 * 68 + 64 * 3 * 4 + 32 * 3 * 4
+    assert profile.flops(y) == 2 * 64 * 32 * 3 and profile.flops(rows) == 0
+    assert profile.moved_nbytes(rows) == 5 * 64 * 4 + 5 * 68 + 5 * 4
 
 
 def test_the_table_is_markdown(bench):

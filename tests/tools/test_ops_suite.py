@@ -15,13 +15,14 @@ import types
 import numpy as np
 import pytest
 from helpers import devices, sample
+from helpers.requirements import need
 
 import ggjit as gg
-from ggjit.ops.core.record import OP
-from ggjit.ops.core.spec import all_specs
+from ggjit.ops.core.record import OP, VIEW_OPS
+from ggjit.ops.core.spec import Inputs, all_specs
 from ggjit.ops.core.types import F32
-from ggjit.tools.suite import command, compare, oracle
-from ggjit.tools.suite.cases.case import SuiteCase, all_cases, vars_of
+from ggjit.tools.suite import command, compare, ggml, oracle
+from ggjit.tools.suite.cases.case import Maker, SuiteCase, all_cases, vars_of
 from ggjit.tools.suite.cases.inputs import hadamard, kq_mask, shuffled, subsets, triangle, uniform
 from ggjit.tools.suite.jobs import READY, spread
 from ggjit.tools.suite.report import COLUMNS, Journal, Report, verdict
@@ -32,6 +33,7 @@ from ggjit.tools.suite.sample import balanced
 SAMPLE, KERNELS, JOBS = 1000, 140, 2
 SEED = 20                                   # of the values; the cases are drawn by the seed of the run
 N_CASES, N_CLASSES = 21093, 104             # what ggml's eval list holds
+N_KINDS = 550, 1010, 1287        # (op, types, strides) of the ops' own cases, of the suite's, of both
 PER_CLASS = dict(unary=168, get_rows=119, set_rows=703, im2col_3d=2051, conv_2d=3140, cpy=581, bin_bcast=372,
                  mul_mat=1563, mul_mat_id=872, mul_mat_vec_fusion=432, out_prod=1415, soft_max=212, rope=870,
                  argsort=98, top_k=445, flash_attn_ext=5158, topk_moe=320, lightning_indexer=156)
@@ -51,10 +53,60 @@ def runner():
 
 # ---------------------------------------------------------------- the list
 def test_the_list_is_ggmls():
-    n = collections.Counter(c.family for c in all_cases())
-    assert len(all_cases()) == N_CASES and len(n) == N_CLASSES
+    n = collections.Counter(c.family for c in all_cases()[:N_CASES])
+    assert len(n) == N_CLASSES
     assert {f: n[f] for f in PER_CLASS} == PER_CLASS
-    assert [c.index for c in all_cases()] == list(range(N_CASES))
+    assert [c.index for c in all_cases()] == list(range(len(all_cases())))
+
+
+def test_ops_without_a_case_of_ggmls_bring_their_own():
+    own = all_cases()[N_CASES:]
+    assert {c.op for c in own} == {"ADD1", "DIAG_MASK_ZERO", "WIN_PART", "WIN_UNPART", "GET_REL_POS", "ADD_REL_POS",
+                                   "IM2COL_BACK", "POOL_2D_BACK"}
+    assert len(own) >= 49 and not {c.family for c in own} & {c.family for c in all_cases()[:N_CASES]}
+
+
+def test_own_cases_give_ggmls_results(runner):
+    """Of ops that ggml's program does not test."""
+    outcomes = [runner.run(c) for c in all_cases()[N_CASES:]]
+    assert not [f"{o.case}: {o.error}" for o in outcomes if o.status != OK]
+    assert [o.case.wrong == "" for o in outcomes] == ["ggml" in o.checked for o in outcomes] or runner.peer is None
+
+
+# ---------------------------------------------------------------- what the cases are of
+def order(t):
+    """How a tensor lies, whatever its size: the order of its strides, which of them leave no gap."""
+    return (t.type, tuple(np.argsort(t.nb, kind="stable").tolist()), t.nb[0] == t.type.nbytes,
+            all(t.nb[i + 1] == t.nb[i] * t.ne[i] for i in (1, 2)))
+
+
+def kinds(builds):
+    """{(op, types, strides)} of the nodes these make."""
+    found = set()
+    for build in builds:
+        with gg.Context() as ctx:
+            try:
+                nodes = gg.Graph(build(ctx)).nodes
+            except gg.GgjitError:               # what ggml has and ggjit has not
+                continue
+        found |= {(t.op, t.view_src is None, order(t), *(None if s is None else order(s) for s in t.src))
+                  for t in nodes if t.op not in VIEW_OPS}
+    return found
+
+
+class Shapes(Inputs):
+    """Leaves without values."""
+    def new(self, type, ne, values=None, lo=-1.0, hi=1.0):
+        return self.ctx.new_tensor(type, ne)
+
+
+def test_the_cases_are_of_as_many_types_and_strides_as_ever():
+    rng = np.random.default_rng(0)
+    own = [lambda ctx, c=c: c.build(Shapes(ctx, rng)) for spec in all_specs().values() if spec.cases
+           for c in spec.cases()]
+    suite = [lambda ctx, c=c: c.build(Maker(ctx)) for c in all_cases()]
+    n_own, n_suite, n_all = (len(kinds(builds)) for builds in (own, suite, own + suite))
+    assert n_own >= N_KINDS[0] and n_suite >= N_KINDS[1] and n_all >= N_KINDS[2], (n_own, n_suite, n_all)
 
 
 def test_parameters_read_as_ggml_prints_them():
@@ -65,13 +117,16 @@ def test_parameters_read_as_ggml_prints_them():
 
 
 # ---------------------------------------------------------------- the sample
-def test_sample(runner):
-    """Cases of every class and op give ggml's results."""
-    cases, kernels = balanced(SAMPLE, sample.SEED, runner.backend, KERNELS)
+@pytest.mark.parametrize("wheel", oracle.WHEELS)
+def test_sample(wheel):
+    """Cases of every class and op give ggml's results: those of each ggml that is installed."""
+    need(wheel, "it brings the real ggml")
+    backend = gg.init_backend("CPU:n_threads=1")
+    cases, kernels = balanced(SAMPLE, sample.SEED, backend, KERNELS)
     assert len(cases) == SAMPLE and len(kernels) < 1.2 * KERNELS
     assert {(c.family, c.op) for c in cases} == {(c.family, c.op) for c in all_cases()}
     report = Report(cases, sys.stdout)
-    for outcome in spread(cases, runner.backend, SEED, JOBS):
+    for outcome in spread(cases, backend, SEED, JOBS, wheels=(wheel,)):
         report.add(outcome)
     report.close()
     outcomes = report.outcomes
@@ -87,7 +142,7 @@ def test_every_case_of_ggmls_cpu_backend_is_supported(runner):
         assert row["ok"] or row["peer"], (str(case), row["error"])
 
 
-def unlucky(pipe, backend, n_threads, seed):
+def unlucky(pipe, backend, n_threads, seed, wheels):
     """A worker that dies of case 3 and hangs in case 5."""
     pipe.send(READY)
     while True:
@@ -288,6 +343,49 @@ def test_the_worker_comes_back():
     p.worker.kill()
     p.worker.wait()
     assert p.run(records, {0: np.float32([-1, 2, -3, 4]).tobytes()}, [1])[1] == np.float32([0, 2, 0, 4]).tobytes()
+
+
+LACKING = {                                 # case of NEEDS: (op, its sources, result type, params) that are it
+    "a column matrix in F16 for an F32 kernel": (
+        "IM2COL", [(gg.F32, (3, 3, 1, 1)), (gg.F32, (9, 9, 1, 1))], gg.F16, {}),
+    "a transposed convolution of several images": (
+        "CONV_TRANSPOSE_2D", [(gg.F16, (3, 3, 1, 1)), (gg.F32, (9, 9, 1, 2))], gg.F32, {}),
+    "gated_delta_net whose state has one snapshot": ("GATED_DELTA_NET", [(gg.F32, (4, 1, 1, 1))], gg.F32, {}),
+    "ssm_scan with snapshots": ("SSM_SCAN", [(gg.F32, (4, 1, 1, 1))], gg.F32, {0: 2}),
+    "rows set from F16": ("SET_ROWS", [(gg.F16, (4, 1, 1, 1))], gg.F32, {}),
+    "quantised rows joined": ("CONCAT", [(gg.Q4_0, (32, 1, 1, 1))] * 2, gg.Q4_0, {}),
+    "a norm of rows with gaps": ("NORM", [(gg.F32, (4, 1, 1, 1), (8, 32, 32, 32))], gg.F32, {}),
+    "rope with an offset": ("ROPE", [(gg.F32, (64, 1, 1, 1)), (gg.I32, (1, 1, 1, 1))], gg.F32, {15: 8}),
+    "type 42": ("NONE", [], gg.Q2_0, {})}
+CALLS = {"a convolution with an F32 kernel through F16": ("conv_2d", [(1, 1, 3, 3), (1, 1, 9, 9)], [1, 1, 0, 0, 1, 1])}
+
+
+def test_what_a_ggml_lacks_is_refused_before_it_is_asked():
+    """Of a library that has nothing; of one that has everything nothing is."""
+    assert {*LACKING, *CALLS} == {*ggml.NEEDS, "type 42"}
+    nothing, everything = (types.SimpleNamespace(has=lambda needed, all=n > 42: all, said=lambda *_: "0.9", n_types=n)
+                           for n in (42, 43))
+    for case, (op, sources, type, params) in LACKING.items():
+        asked = ggml.Asked(op, type.id, tuple(params.get(i, 0) for i in range(16)),
+                           tuple((t.id, *rest) for t, *rest in sources))
+        assert ggml.GgmlLibrary.lacks(nothing, asked).startswith(case + " (this is ggml 0.9")
+        assert ggml.GgmlLibrary.lacks(everything, asked) == ""
+    for case, (name, shapes, params) in CALLS.items():
+        asked = ggml.Asked(name, None, params, tuple((0, s[::-1]) for s in shapes))
+        assert ggml.GgmlLibrary.lacks(nothing, asked).startswith(case) and not ggml.Library.lacks(everything, asked)
+
+
+@pytest.mark.parametrize("wheel", oracle.WHEELS)
+def test_a_ggml_says_what_it_has(wheel):
+    """A type behind its table is refused, or computed: never looked up there; a case with it is checked by float64."""
+    need(wheel, "it brings the real ggml")
+    worker = oracle.of_wheel(wheel)
+    case = SuiteCase("mul_mat", "MUL_MAT", "made here",
+                     lambda m: m.mul_mat(m.new(gg.Q2_0, (256, 16)), m.new(F32, (256, 2))), index=0, max_err=5e-4)
+    t0, lost = time.monotonic(), worker.lost
+    outcome = Runner(gg.init_backend("CPU:n_threads=1"), SEED, worker).run(case)
+    assert outcome.status == OK and worker.lost == lost and time.monotonic() - t0 < oracle.PATIENCE
+    assert "ggml" in outcome.checked or outcome.peer.startswith("type 42 (this is ggml ")
 
 
 def test_without_a_wheel_there_is_a_typed_error(monkeypatch):

@@ -56,7 +56,8 @@ def wheel(tmp_path_factory):
     origin, tree = folder / "origin", folder / "tree"
     for name in ("engine", "ops", "alloc", "models", "tools"):
         shutil.copytree(ROOT / name, origin / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "ggjit_command.py"):
+    for name in ("pyproject.toml", "build_backend.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md",
+                 "CITATION.cff", "ggjit_command.py"):
         shutil.copy(ROOT / name, origin / name)
     repository(origin)
     tag = release.release(origin)
@@ -70,7 +71,7 @@ def wheel(tmp_path_factory):
     env = {**os.environ, "PYTHONPATH": str(backend)}
     if int(importlib.metadata.version("setuptools").split(".")[0]) < 77:
         run(sys.executable, "-m", "pip", "install", "--quiet", "--target", backend, "setuptools>=77")
-    code = "from setuptools import build_meta as b; import sys; print(getattr(b, sys.argv[1])(sys.argv[2]))"
+    code = "import sys, build_backend as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
     sdist = run(sys.executable, "-c", code, "build_sdist", folder, cwd=tree, env=env).split()[-1]
     shutil.unpack_archive(folder / sdist, folder / "unpacked")
     name = run(sys.executable, "-c", code, "build_wheel", folder, env=env,

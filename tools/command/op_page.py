@@ -12,6 +12,7 @@ import pathlib
 
 import ggjit
 from ggjit.core.arguments import nearest
+from ggjit.ops.core.builders import arguments_text
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import GLU, OP, UNARY, VIEW_OPS
 from ggjit.ops.core.spec import all_specs
@@ -35,7 +36,14 @@ def types_text(types):
 
 
 def signature(builder):
-    return f"{builder.__name__}{inspect.signature(builder)}"
+    return f"{builder.__name__}({', '.join(arguments_text(builder))})"
+
+
+def untyped(builder):
+    """"add(a, b)": keys of the JSON, which stay as they are."""
+    signature = inspect.signature(builder)
+    names = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return f"{builder.__name__}{signature.replace(parameters=names)}"
 
 
 def file_of(module):
@@ -121,7 +129,7 @@ def op_facts(op, on=None):
             "gradient": spec.gradient is not None,
             "types": {d.name: {s: [t.name for t in types] for s, types in op_types(op, d).items()}
                       for d in on or devices()},
-            "builders": {signature(b): doc_of(b) for b in spec.builders}}
+            "builders": {untyped(b): doc_of(b) for b in spec.builders}}
 
 
 def doc_of(builder):

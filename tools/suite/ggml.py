@@ -1,16 +1,20 @@
 """The real ggml out of a wheel, by ctypes: raw tensor structs over the memory of one array, and single ops by name.
 
 Runs as a script, too: the worker process of oracle.py.  So it imports nothing of ggjit.  Ops travel by name, because
-enum numbers differ between versions; types by number, which files rely on.
+enum numbers differ between versions; types by number, which files rely on.  What an older ggml does not have (NEEDS) is
+refused before it is asked: it would abort, hang or compute something else.
 """
 import ctypes as C
+import functools
 import glob
 import importlib.util
 import os
 import pickle
+import re
 import struct
 import sys
 import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +57,47 @@ def libraries(wheel):
 DTYPES = {0: np.dtype("f4"), 1: np.dtype("f2"), 24: np.dtype("i1"), 25: np.dtype("i2"), 26: np.dtype("i4"),
           27: np.dtype("i8")}                           # of ggml types that NumPy has
 KINDS = {bool: C.c_bool, int: C.c_int, float: C.c_float, np.int64: C.c_int64}
+F32, F16, BF16 = 0, 1, 30
+
+
+def own_type(a):
+    """The ggml type of a NumPy array."""
+    return next(i for i, dtype in DTYPES.items() if dtype == a.dtype)
+
+
+class Asked(NamedTuple):
+    """A node of a graph, by its op (IM2COL), or a call of a constructor, by its name (im2col).
+
+    type: of the result, None for a constructor; sources: (type, ne, nb) of each, None where there is none; of a
+    constructor without nb.
+    """
+    name: str
+    type: int | None
+    params: tuple
+    sources: tuple
+
+    @property
+    def kernel(self):
+        """Type of the first source."""
+        return self.sources[0][0]
+
+
+# case: (what must be there, a release or a function; is it the case?).  ggjit computes what the newest ggml computes.
+NEEDS = {
+    "a column matrix in F16 for an F32 kernel": ((0, 17), lambda a: a.name in ("IM2COL", "IM2COL_3D", "im2col") and (
+        a.type == F16 or a.name == "im2col" and a.params[-1] == F16) and a.kernel != F16),
+    "a convolution with an F32 kernel through F16": ((0, 17), lambda a: a.name in (
+        "conv_1d", "conv_1d_ph", "conv_2d", "conv_3d") and a.kernel == F32),
+    "a transposed convolution of several images": ((0, 26), lambda a: a.name in (
+        "CONV_TRANSPOSE_2D", "conv_transpose_2d_p0") and a.sources[1][1][3] > 1),
+    "gated_delta_net whose state has one snapshot": ((0, 15), lambda a: a.name.lower() == "gated_delta_net"),
+    "ssm_scan with snapshots": ((0, 20), lambda a: a.name.lower() == "ssm_scan" and a.params[0] > 1),
+    "rows set from F16": ((0, 16), lambda a: a.name == "SET_ROWS" and a.kernel == F16),
+    "quantised rows joined": ((0, 16), lambda a: a.name == "CONCAT" and a.kernel not in (*DTYPES, BF16)),
+    "a norm of rows with gaps": ((0, 15, 3), lambda a: a.name in ("NORM", "L2_NORM") and a.sources[0][2][0] != 4),
+    "rope with an offset": ("ggml_rope_set_offset", lambda a: a.name in ("ROPE", "ROPE_BACK") and a.params[15] != 0),
+}
+N_TYPES = {(0, 16): 43, (0, 10): 42, (0, 9, 8): 41, (0,): 40}       # by release: asking a ggml reads past its table
 
 
 class GgmlLibrary:
@@ -68,6 +113,32 @@ class GgmlLibrary:
                 f.restype, f.argtypes = result, list(args)
                 return f
         raise AttributeError(name)
+
+    def has(self, needed):
+        """Is it this release (a tuple) or a newer one; has it this function (a name)?"""
+        if isinstance(needed, str):
+            return any(hasattr(lib, needed) for lib in self.libs)
+        return self.release >= needed
+
+    @functools.cached_property
+    def release(self):
+        """(0, 13, 1); (0,) of a ggml that does not say."""
+        return tuple(map(int, re.findall(r"\d+", self.said("ggml_version", "0"))))
+
+    def said(self, function, default):
+        return self.function(function, C.c_char_p)().decode() if self.has(function) else default
+
+    @functools.cached_property
+    def n_types(self):
+        return next(n for release, n in N_TYPES.items() if self.has(release))
+
+    def lacks(self, asked):
+        """"" or what this ggml does not have, of one node or call."""
+        types = (asked.type, *(s[0] for s in asked.sources if s))
+        missing = [f"type {t}" for t in types if t is not None and t >= self.n_types] or \
+            [case for case, (needed, is_case) in NEEDS.items() if not self.has(needed) and is_case(asked)]
+        return f"{missing[0]} (this is ggml {self.said('ggml_version', '?')}, {self.said('ggml_commit', '?')})" \
+            if missing else ""
 
     def names(self, function, n, last=None):
         """{name: enum number}; reading stops after `last`, the enum's known end."""
@@ -102,11 +173,16 @@ class Ggml(GgmlLibrary):
         self.quantize_chunk = self.function("ggml_quantize_chunk", z, i, p, p, i64, i64, i64, p)
         self.backend = self.function("ggml_backend_cpu_init", p)()
         self.ops = self.op_numbers()
-        newer = any(hasattr(lib, "ggml_swiglu_clamp") for lib in self.libs)       # a name past the end aborts
+        newer = self.has("ggml_swiglu_clamp")                   # a name past the end aborts
         self.unary, self.glu = self.names("ggml_unary_op_name", N_UNARY), self.names("ggml_glu_op_name", N_GLU + newer)
 
+    @staticmethod
+    def node(r, records):
+        sources = tuple(None if s < 0 else (records[s]["type"], records[s]["ne"], records[s]["nb"]) for s in r["src"])
+        return Asked(r["op"], r["type"], r["params"], sources)
+
     def tensors(self, records, leaves):
-        """(structs, their memory), or the name of an op this ggml does not have."""
+        """(structs, their memory), or (what this ggml does not have, None)."""
         made = (GgmlTensor * len(records))()
         places, size = [], GAP
         for r in records:
@@ -118,6 +194,8 @@ class Ggml(GgmlLibrary):
             table = {"UNARY": self.unary, "GLU": self.glu}.get(r["op"])
             if r["op"] not in self.ops or (table is not None and r["kind"] not in table):
                 return r["kind"] or r["op"], None
+            if lacking := self.lacks(self.node(r, records)):
+                return lacking, None
             t.type, t.op, t.flags, t.view_offs = r["type"], self.ops[r["op"]], r["flags"], r["view_offs"]
             t.ne[:], t.nb[:], t.op_params[:] = r["ne"], r["nb"], r["params"]
             if table is not None:
@@ -141,7 +219,7 @@ class Ggml(GgmlLibrary):
         return ""
 
     def supports(self, records):
-        """"" or the name of an op that is unknown or refused."""
+        """"" or the name of an op that is unknown or refused, or what else this ggml lacks."""
         made, memory = self.tensors(records, {})
         return made if memory is None else self.refuses(made, records)
 
@@ -240,9 +318,7 @@ class Ggml(GgmlLibrary):
     # ---------------------------------------------------------------- one op by its constructor
     def _leaf(self, ctx, a, type_id):
         a = np.ascontiguousarray(a)
-        own = next(i for i, dtype in DTYPES.items() if dtype == a.dtype)
-        type_id = own if type_id is None else type_id
-        payload = a if type_id == own else self.quantize(type_id, a)
+        payload = a if type_id == own_type(a) else self.quantize(type_id, a)
         t = self.function("ggml_new_tensor", TP, C.c_void_p, C.c_int, C.c_int, C.POINTER(C.c_int64))(
             ctx, type_id, a.ndim, (C.c_int64 * a.ndim)(*a.shape[::-1]))
         C.memmove(t.contents.data, payload.ctypes.data, payload.nbytes)
@@ -253,13 +329,22 @@ class Ggml(GgmlLibrary):
 
         arrays: NumPy arrays or None (NULL); types: ggml type numbers to convert or quantise them to (None: as is);
         params: int, np.int64, float or bool; permute {index: axes}: ggml_permute applied to a source first.
+        A text is what this ggml lacks.
         """
+        if not self.has(f"ggml_{name}"):
+            return f"ggml_{name}"
+        kinds = [types[i] if i < len(types) and types[i] is not None else None if a is None else own_type(a)
+                 for i, a in enumerate(arrays)]
+        sources = tuple(None if a is None else (kind, (*a.shape[::-1], 1, 1, 1)[:4])
+                        for a, kind in zip(arrays, kinds, strict=True))
+        if lacking := self.lacks(Asked(name, None, params, sources)):
+            return lacking
         ctx = self.init(InitParams(OP_MEMORY + 2 * sum(a.nbytes for a in arrays if a is not None), None, False))
         try:
             sources = []
             turn = self.function("ggml_permute", TP, C.c_void_p, TP, *(C.c_int,) * 4)
             for i, a in enumerate(arrays):
-                t = None if a is None else self._leaf(ctx, a, types[i] if i < len(types) else None)
+                t = None if a is None else self._leaf(ctx, a, kinds[i])
                 sources.append(turn(ctx, t, *permute[i]) if permute and i in permute else t)
             f = self.function(f"ggml_{name}", TP, C.c_void_p, *[TP] * len(sources), *[KINDS[type(p)] for p in params])
             result = f(ctx, *sources, *(p.item() if isinstance(p, np.int64) else p for p in params))

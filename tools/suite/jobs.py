@@ -21,13 +21,13 @@ PATIENCE = 600.0                                        # seconds until a case c
 READY = "ready"
 
 
-def serve(pipe, backend, n_threads, seed):
+def serve(pipe, backend, n_threads, seed, wheels):
     """The worker's side: READY; then numbers of cases in, outcomes out, without the case (it holds functions)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C reaches the whole group; the parent ends this process
     made = init_backend(backend)
     made.n_threads = n_threads
     try:
-        peer = oracle.connect()
+        peer = oracle.connect(*wheels)
     except MissingExtra:
         peer = None
     runner = Runner(made, seed, peer)
@@ -97,10 +97,13 @@ class Worker:
         self.process.join()
 
 
-def spread(cases, backend, seed, n_jobs, target=serve):
-    """Outcomes of the cases, as they come, computed by at most `n_jobs` processes that run `target`."""
+def spread(cases, backend, seed, n_jobs, target=serve, wheels=oracle.WHEELS):
+    """Outcomes of the cases, as they come, computed by at most `n_jobs` processes that run `target`.
+
+    wheels: the first that is installed has the real ggml they ask.
+    """
     size = max(1, -(-len(cases) // n_jobs))
-    workers = [Worker(cases[i:i + size], target, (backend.device.name, backend.n_threads, seed))
+    workers = [Worker(cases[i:i + size], target, (backend.device.name, backend.n_threads, seed, wheels))
                for i in range(0, len(cases), size)]
     try:
         for w in workers:

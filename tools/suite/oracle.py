@@ -1,7 +1,7 @@
 """The real ggml in a worker process, for any graph and for single ops.
 
     peer = connect()                        # xllamacpp's ggml, else pywhispercpp's; MissingExtra where neither is there
-    peer.supports(records)                  # "" or the op that ggml's CPU backend refuses
+    peer.supports(records)                  # "" or the op that ggml's CPU backend refuses, or what an older ggml lacks
     peer.run(records, leaves, wanted)       # {index: bytes} of results
     peer.seconds(records, leaves, wanted)   # time of one run
     peer.op("mul_mat", [w, x], types=["q4_0"])          # one op by its constructor: arrays in, array out
@@ -10,6 +10,7 @@
 ggml still aborts, a new worker takes the next case.
 """
 import functools
+import os
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from ggjit.tools.suite import ggml
 from ggjit.tools.suite.ggml import libraries, receive, send
 
 WHEELS = ("xllamacpp", "pywhispercpp")
-PATIENCE = 300.0                                        # seconds until a worker counts as hung
+PATIENCE = 20.0                                         # seconds until a worker counts as hung
 FLAG_PARAM = 4
 
 
@@ -62,6 +63,10 @@ class WorkerDied(RuntimeError):
     """The worker died (ggml aborted) or did not answer."""
 
 
+class Lacking(RuntimeError):
+    """This ggml does not have what was asked for."""
+
+
 class Oracle:
     """Talks to a worker and starts a new one when it is gone."""
 
@@ -71,9 +76,10 @@ class Oracle:
     def _call(self, *request):
         with self.lock:
             if self.worker is None or self.worker.poll() is not None:
+                # an abort shall end the process: ggml would start a debugger first, to print where it was
                 self.worker = subprocess.Popen([sys.executable, "-P", ggml.__file__, self.wheel],
-                                               stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                               stderr=subprocess.DEVNULL)
+                                               env=os.environ | {"GGML_NO_BACKTRACE": "1"}, stdin=subprocess.PIPE,
+                                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             watchdog = threading.Timer(PATIENCE, self.worker.kill)
             watchdog.start()
             try:
@@ -107,9 +113,12 @@ class Oracle:
         return self._call("seconds", records, leaves, wanted, n_threads, at_least)
 
     def op(self, name, arrays, types=(), params=(), permute=None, n_threads=1):
-        """The result of ggml_<name>; types by name, None: the array's own.  See ggml.Ggml.op."""
+        """The result of ggml_<name>; types by name, None: the array's own.  See ggml.Ggml.op.  Lacking."""
         types = [t and _number(t) for t in types]
-        return self._call("op", name, list(arrays), types, list(params), permute, n_threads)
+        result = self._call("op", name, list(arrays), types, list(params), permute, n_threads)
+        if isinstance(result, str):
+            raise Lacking(f"{self.wheel} lacks {result}")
+        return result
 
     def quantize(self, type_name, array, imatrix=None):
         """float32 (..., k) -> uint8 (..., row bytes) by ggml_quantize_chunk."""
@@ -136,9 +145,9 @@ def of_wheel(wheel):
     return Oracle(wheel)
 
 
-def connect():
-    """The oracle of the best wheel installed; MissingExtra where there is none."""
-    for wheel in WHEELS:
+def connect(*wheels):
+    """The oracle of the first of `wheels` (the best) that is installed; MissingExtra where there is none."""
+    for wheel in wheels or WHEELS:
         if libraries(wheel):
             return of_wheel(wheel)
     raise MissingExtra("no wheel with the real ggml is installed; pip install xllamacpp (the newer ggml) or "

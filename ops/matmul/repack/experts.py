@@ -52,8 +52,8 @@ def _make_one(type, prefetch):
 
     def kernel(node, ith, nth, sync):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
-        k, m, n_b, slots = ne(a, 0), ne(a, 1), ne(b, 1), ne(d, 1)
-        for s in range(slots):                          # every thread: all stop together, before a barrier
+        k, m, n_b, n_used = ne(a, 0), ne(a, 1), ne(b, 1), ne(d, 1)
+        for s in range(n_used):                         # every thread: all stop together, before a barrier
             e = lists.expert_id(ids, s, 0)
             if e < 0 or e >= ne(a, 2):
                 return fail(node, BAD_INDEX, e)
@@ -66,7 +66,7 @@ def _make_one(type, prefetch):
             prepare(addr(b) + j * nb(b, 1), k, columns + j * column, 0, 1)
         barrier(sync, nth)
         groups = m // ROWS
-        total = groups * slots
+        total = groups * n_used
         chunk = chunk_rows(total, nth)
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
@@ -113,7 +113,7 @@ def _make_many(type, n_columns, n_groups, prefetch, in_turn):
             prepare(src, k, columns + last * c * column, position - n + c, c)
 
     @inline
-    def expert_group(w, columns, column, n_blocks, n, pairs, d, slots, g, sums):
+    def expert_group(w, columns, column, n_blocks, n, pairs, d, n_used, g, sums):
         """Groups g ... of an expert times its n columns."""
         c = width(n)
         for t in range((n + c - 1) // c):
@@ -121,13 +121,13 @@ def _make_many(type, n_columns, n_groups, prefetch, in_turn):
             multiply(w, columns + t * c * column, n_blocks, sums, c)
             for j in range(c):
                 pair = ld_i64(pairs + 8 * (first + j))
-                to = addr(d) + pair % slots * nb(d, 1) + pair // slots * nb(d, 2)
+                to = addr(d) + pair % n_used * nb(d, 1) + pair // n_used * nb(d, 2)
                 move_bytes(to + GROUP_NBYTES * g, sums + sums_nbytes * j, sums_nbytes)
 
     def kernel(node, ith, nth, sync):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
-        k, m, n_experts, n_b, slots = ne(a, 0), ne(a, 1), ne(a, 2), ne(b, 1), ne(d, 1)
-        n_pairs = slots * ne(d, 2)
+        k, m, n_experts, n_b, n_used = ne(a, 0), ne(a, 1), ne(a, 2), ne(b, 1), ne(d, 1)
+        n_pairs = n_used * ne(d, 2)
         status = lists.group(node, ids, n_experts, 1, ith, nth, sync)
         if status != OK:
             return status
@@ -142,9 +142,9 @@ def _make_many(type, n_columns, n_groups, prefetch, in_turn):
             if r >= n_pairs:
                 break
             pair = ld_i64(pairs + 8 * r)
-            e = lists.expert_id(ids, pair % slots, pair // slots)
+            e = lists.expert_id(ids, pair % n_used, pair // n_used)
             first = ld_i64(starts + 8 * e)
-            src = addr(b) + pair % slots % n_b * nb(b, 1) + pair // slots * nb(b, 2)
+            src = addr(b) + pair % n_used % n_b * nb(b, 1) + pair // n_used * nb(b, 2)
             prepare_pair(b, src, k, r - first, ld_i64(starts + 8 * e + 8) - first, columns + 2 * first * column, column)
         barrier(sync, nth)
         bunches = (groups + n_groups - 1) // n_groups
@@ -160,7 +160,7 @@ def _make_many(type, n_columns, n_groups, prefetch, in_turn):
                 e = ld_i64(experts + 8 * i)
                 first = ld_i64(starts + 8 * e)
                 expert_group(addr(a) + (e * groups + g) * group_nbytes, columns + 2 * first * column, column, n_blocks,
-                             ld_i64(starts + 8 * e + 8) - first, pairs + 8 * first, d, slots, g, sums)
+                             ld_i64(starts + 8 * e + 8) - first, pairs + 8 * first, d, n_used, g, sums)
     return kernel
 
 

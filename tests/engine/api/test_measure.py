@@ -200,3 +200,21 @@ def test_plan_command(tmp_path, command):
     r = command("plan", problem)
     assert r.returncode == 1 and "3" in r.stderr and len(r.stderr.strip().splitlines()) == 1
     assert command("plan", tmp_path / "none.csv").returncode == 1
+
+
+def test_a_report_is_made_when_it_is_looked_at_and_says_what_was_measured():
+    """Lines of the program are looked up late; what happened to the tensors meanwhile does not show."""
+    ctx = gg.Context()
+    x = ctx.new_tensor(gg.F32, (64, 8), "x")
+    graph = gg.Graph(gg.soft_max(gg.silu(gg.mul(x, x))))
+    report, same = gg.measure(graph), gg.measure(graph)
+    shown = [(r.name, r.op, r.where, r.offs) for r in same.rows]
+    assert [s[0] for s in shown] == ["x", "mul 0", "silu 1", "soft_max 2"] and "rows" not in vars(report)
+    gg.GraphAllocator(gg.init_backend("CPU")).alloc_graph(graph)        # the leaf has memory of its own now
+    ctx.free()
+    other = gg.Context()
+    for _ in range(10):                                                 # rows of the table that were given back
+        gg.add(y := other.new_tensor(gg.F32, (7,)), y)
+    assert [(r.name, r.op, r.where, r.offs) for r in report.rows] == shown
+    assert report.saving.peaks == {"ggml": report.ggml_peak, "best": report.peak}
+    assert "silu 1" in report._repr_html_()

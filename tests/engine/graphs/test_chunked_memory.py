@@ -1,4 +1,6 @@
 """Buffer types with a maximum: planner "best" cuts chunks of its own; executed, with the validator on and poisoned."""
+import dataclasses
+
 import numpy as np
 import pytest
 from helpers import devices
@@ -72,9 +74,9 @@ def test_what_was_announced_is_taken_however_busy_the_machine(monkeypatch):
     """A search that the clock cuts short at random: what was found first stays."""
     search, rng, limits = graph_alloc.best_plan, np.random.default_rng(), []
 
-    def busy(make, chunks, time_limit, *args):
-        limits.append(float(rng.choice([0.0, time_limit])))
-        return search(make, chunks, limits[-1], *args)
+    def busy(make, chunks, options):
+        limits.append(float(rng.choice([0.0, options.time_limit])))
+        return search(make, chunks, dataclasses.replace(options, time_limit=limits[-1]))
     monkeypatch.setattr(graph_alloc, "best_plan", busy)
     for seed in range(20, 32):
         graph = network(seed)

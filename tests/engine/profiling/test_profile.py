@@ -10,7 +10,7 @@ import pytest
 import ggjit as gg
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.ticks import add_runs
-from ggjit.profiling.nodes import operations, traffic
+from ggjit.ops.core.spec import flops, moved_nbytes
 from ggjit.profiling.profile import Profile, last_of, share_text
 
 RNG = np.random.default_rng()
@@ -277,7 +277,7 @@ def test_traffic_counts_rows_that_are_read():
     ctx = gg.Context()
     table, ids = ctx.new_tensor(gg.Q8_0, (64, 1000)), ctx.new_tensor(gg.I32, (3,))
     y = gg.get_rows(table, ids)
-    assert traffic(y) == 3 * 64 * 4 + 3 * 68 + 12 and operations(y) == 0
+    assert moved_nbytes(y) == 3 * 64 * 4 + 3 * 68 + 12 and flops(y) == 0
 
 
 def test_a_fused_node_is_one_row():

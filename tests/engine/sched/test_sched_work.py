@@ -7,8 +7,8 @@ from helpers.schedulers import poison
 import ggjit as gg
 from ggjit.cpu.cpu_plan import CPUPlan
 from ggjit.cpu.device import CPU
-from ggjit.graphs.allocator import work_begin, work_room
 from ggjit.graphs.placed import PlacedGraph
+from ggjit.graphs.requests import work_begin, work_room
 from ggjit.ops.core.record import OP, VIEW_OPS
 
 BYTES_OF_JUNK = 300
