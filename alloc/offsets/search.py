@@ -461,7 +461,7 @@ class CanonicalSearch:
             return
         lists = LISTS.of(n=n, ns=ns, lower=inst.slo, upper=inst.shi, stop=stop, n_pairs=n_pairs,
                          n_members=int((inst.shi - inst.slo).sum()))
-        self.possible = fill_lists(lists.words) == 0
+        self.possible = fill_lists(lists) == 0
         self.adj_ptr, self.adj = lists.adj_ptr, lists.adj
         self.problem = dict(n=n, ns=ns, lower=inst.slo, upper=inst.shi, size=inst.size, width=inst.hi - inst.lo,
                             adj_ptr=lists.adj_ptr, adj=lists.adj, member_ptr=lists.member_ptr, member=lists.member)
@@ -473,5 +473,5 @@ class CanonicalSearch:
         n, ns = self.inst.n, self.inst.ns
         s = SEARCH.of(**self.problem, order=order, rule=rule, cap=int(cap), node_limit=int(node_limit), stop=stop,
                       n_list=min(n * (n + 3) // 2 + 64, MAX_TRAIL), n_floors=min(ns * (n + 1) + 1, MAX_TRAIL))
-        status, count = search(s.words), s.count[0]
+        status, count = search(s), s.count[0]
         return Outcome(status, s.offset if status == FOUND else None, int(count["nodes"]), int(count["most_placed"]))

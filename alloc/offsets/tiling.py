@@ -321,7 +321,7 @@ class Tiling:
                 liking=self.area + NOISE * self.rng.random(i.n), failed=self.failed,
                 buffer_key=self.keys[:i.n], section_key=self.keys[i.n:], max_frames=4 * i.n + 64,
                 max_choices=16 * i.n + 256, node_limit=min(int(self.try_nodes), n_nodes - spent))
-            status = tile(r.words)
+            status = tile(r)
             spent += int(r.count["nodes"][0])
             if status == FOUND:
                 return spent, r.offset

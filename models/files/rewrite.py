@@ -32,6 +32,7 @@ from ggjit.models.files.mixtures import (
     tensor_type,
 )
 from ggjit.models.files.save import Entry, alignment, encoded, mapping, parts_of, write_gguf
+from ggjit.models.files.whisper_file import open_model
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.types.quantize import dequantize, quantize
@@ -122,7 +123,7 @@ def quantize_gguf(path, out, type, imatrix=None, tensor_types=None, output_type=
     """
     _refuse_contradictions(tensor_types, imatrix, output_type, embedding_type, leave_output, pure, type, keep_split,
                            max_nbytes)
-    file = GGUFFile(path)
+    file = open_model(path)
     by_part = sorted(file.tensors.values(), key=(lambda i: (i.part, i.offs)) if keep_split else _llama_order)
     copy = isinstance(type, str) and type.upper() == "COPY"
     mixture, number, base = ("COPY", None, None) if copy else file_type(type)

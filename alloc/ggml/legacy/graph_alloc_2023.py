@@ -1,7 +1,9 @@
 """The graph allocator of 2023, which goes on from the state that places for single tensors are in (rows A10.*)."""
+import types
+
 import numpy as np
 
-from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml import graph_record as col
 from ggjit.alloc.ggml.free_list import UNBOUNDED, new_states, reset_to_block
 from ggjit.alloc.ggml.legacy.alias_2023 import alias_as_in_2023
 from ggjit.alloc.ggml.legacy.tensor_alloc import stacked
@@ -73,8 +75,10 @@ class GraphAllocator2023:
                 own[k], want[k] = 1, b
                 offs, need = tallocs[b].live[i]
                 placed.append((k, need, offs))
-        p = Problem(table, node_ids, leaf_ids, sizes, [t.alignment for t in tallocs], want[:len(node_ids)],
-                    want[len(node_ids):], np.ascontiguousarray(in_place_table(modern=False), np.uint8), own)
+        p = Problem(types.SimpleNamespace(
+            table=table, node_ids=node_ids, leaf_ids=leaf_ids, sizes=sizes, outputs=(),
+            alignment=[t.alignment for t in tallocs], node_buffers=want[:len(node_ids)],
+            leaf_buffers=want[len(node_ids):]), np.ascontiguousarray(in_place_table(modern=False), np.uint8), own)
         alias_as_in_2023(p, self.parse_seq, placed)
         states, words = stacked(tallocs, p.m + 2)
         p.replay(states, words)
@@ -89,7 +93,7 @@ class GraphAllocator2023:
             if t.on_max and t.max_size > before:
                 for top, live in maxima(plan, b, before):
                     t.on_max(top, live)
-        alive = p.alloc_col(col.A_CUR) >= 0
+        alive = p.allocations["left"] >= 0
         buffer = np.concatenate([plan.node_buffer, plan.leaf_buffer])
         offs = np.concatenate([plan.node_offs, plan.leaf_offs])
         size = np.concatenate([plan.node_size, plan.leaf_size])
