@@ -1,4 +1,4 @@
-"""ggml's best-fit free list, in chunks, on flat int64 memory (rows A9.08-A9.20 and B3 "dynamic best fit", "chunks").
+"""ggml's best-fit free list, in chunks, on flat int64 memory.
 
 One allocator is a run of words; several allocators (one per buffer type) lie one behind the other.
 
@@ -48,7 +48,7 @@ def chunk_at(st, a, c):
 
 @exact
 def reset_to_block(st, a, offs, size):
-    """One chunk holding one free block, as the 2023 tensor allocator starts (A9.08); keeps max_size."""
+    """One chunk holding one free block, as the 2023 tensor allocator starts; keeps max_size."""
     k = chunk_at(st, a, 0)
     if st[a + N_CHUNKS] == 0:
         st[k + 1] = 0

@@ -299,8 +299,7 @@ class Plan(Results, HtmlRepr):
     def compute(self):
         """Run every node.  Errors: IndexRangeError (an id out of range, with the node and the value), Cancelled,
         StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error there is nothing to read."""
-        # Few calls: kernels that work on megabytes empty the caches, and then Python finds every function and object
-        # it touches far away.  After a 4 MiB copy of 375 us this takes 26 us; as ten small functions it took 37.
+        # One long function: kernels empty the caches, and then every Python call is slow (docs/measured.md).
         if get_ident() in KERNEL_THREADS:
             refuse_nesting()
         lock = self._lock
