@@ -24,7 +24,7 @@ from threading import get_ident
 import numpy as np
 
 from ggjit.core.arguments import expect, expect_slot
-from ggjit.core.buffer import USAGE_COMPUTE, Buffer, buffer_by_id, freed
+from ggjit.core.buffer import Buffer, buffer_by_id, freed
 from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
@@ -266,7 +266,8 @@ class Plan(Results, HtmlRepr):
         self.rows[self._view_words] = [first[id(b)] + o for b, o in views]
         self._buffers = list(buffers.values())
         self._held = {k: held for k, (held, _) in memory.items()}
-        self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
+        stored_in = [b for b, _ in places.of(self._stored)] + [b for _, b, _ in self._work_places]
+        self._written = list({id(b): b for b in stored_in}.values())
         self._work = self._work_buffer()
         self.rows[self._work_words] = self._work.base
         for i, buf, offs in self._work_places:
