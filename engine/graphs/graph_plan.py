@@ -24,7 +24,7 @@ from threading import get_ident
 import numpy as np
 
 from ggjit.core.arguments import expect, expect_slot
-from ggjit.core.buffer import USAGE_COMPUTE, Buffer, buffer_by_id, freed
+from ggjit.core.buffer import Buffer, buffer_by_id, freed
 from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
@@ -92,7 +92,7 @@ class Plan(Results, HtmlRepr):
         self._output_ids = graph.output_ids
         self.runs = 0
         self._lock = RunLock()
-        self.started = False                # a run has begun
+        self.started = False                # True once a run has begun
         self.failed = False                 # the last run did not finish: there are no results
         self._me = weakref.ref(self)
         computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
@@ -186,7 +186,7 @@ class Plan(Results, HtmlRepr):
             if size is None:
                 size, ask = buf.size, ask or self._is_particular(buf)
                 if type(buf).is_bound is Buffer.is_bound and device.supports_buft(buf.buft):
-                    sizes[id(buf)] = size               # nothing more to ask of the buffer
+                    sizes[id(buf)] = size               # the buffer was checked
                 elif not buf.is_bound(x):
                     raise NotAllocated(f"{describe(x)} has a place in {buf!r}, which has not bound it to memory yet; "
                                        f"{_user(nodes, x)!r} needs it")
@@ -270,7 +270,8 @@ class Plan(Results, HtmlRepr):
         self.rows[self._view_words] = [first[id(b)] + o for b, o in views]
         self._buffers = list(buffers.values())
         self._held = {k: held for k, (held, _) in memory.items()}
-        self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
+        stored_in = [b for b, _ in places.of(self._stored)] + [b for _, b, _ in self._work_places]
+        self._written = list({id(b): b for b in stored_in}.values())
         self._work = self._work_buffer()
         self.rows[self._work_words] = self._work.base
         for i, buf, offs in self._work_places:
@@ -303,8 +304,7 @@ class Plan(Results, HtmlRepr):
     def compute(self):
         """Run every node.  Errors: IndexRangeError (an id out of range, with the node and the value), Cancelled,
         StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error there is nothing to read."""
-        # Few calls: kernels that work on megabytes empty the caches, and then Python finds every function and object
-        # it touches far away.  After a 4 MiB copy of 375 us this takes 26 us; as ten small functions it took 37.
+        # One long function: kernels empty the caches, and then every Python call is slow (docs/measured.md).
         if get_ident() in KERNEL_THREADS:
             refuse_nesting()
         lock = self._lock
@@ -331,7 +331,7 @@ class Plan(Results, HtmlRepr):
         finally:
             try:
                 lock.release()              # no call before it: a signal could come in
-            except RuntimeError:            # one did, while this waited for the lock
+            except RuntimeError:            # a signal came in while this waited for the lock
                 lock = None
         if ran_last() is not self._me and not self.graph.placed:
             mark_last(self, self.graph.nodes)

@@ -330,8 +330,9 @@ class Scheduler(Handle):
         return values[0] if len(values) == 1 else values
 
     def submit_and_read(self, graph, t):
-        """Submit `graph`; returns a function that waits for the values of `t`, its result.  Other graphs may be
-        submitted before it is called, and are then under way at once (a pipeline) where devices work asynchronously.
+        """Submit `graph`; returns a function that waits for the values of `t` and gives them as `numpy` does.  Other
+        graphs may be submitted before it is called, and are then under way at once (a pipeline) where devices work
+        asynchronously.
 
             reads = []
             for values in batches:
@@ -358,7 +359,7 @@ class Scheduler(Handle):
             elif event.alive:
                 event_synchronize(event)
                 event_free(event)
-            return t._elements(np.frombuffer(raw, np.uint8)).copy()
+            return t._decoded(np.frombuffer(raw, np.uint8))
         return read
 
     # ------------------------------------------------------------ state

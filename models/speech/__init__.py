@@ -13,5 +13,3 @@ Read speech.py first.
     transcription.py    the windows of a recording; transcript.py: what comes of them
     words.py            when each word was said
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
