@@ -19,21 +19,25 @@ if not __name__.startswith("ggjit"):
 
 import sys as _sys
 
-from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS, GraphError, GraphPlan
+from ggjit.alloc.ggml.problem import GraphError, GraphPlan
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.offsets.planners import Layout, plan_offsets
+from ggjit.alloc.offsets.planners import Layout, SearchOptions, plan_offsets
 from ggjit.alloc.plan_request import PlanOptions, PlanRequest
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout
+from ggjit.ops.core.spec import in_place_table as _in_place_table
 
 _PLACE_TENSORS = ("Allocr", "TensorAllocator")
+_IN_PLACE = {"IN_PLACE_OPS": True, "IN_PLACE_2023": False}     # ops that may write over a source: today, in 2023
 
 
 def __getattr__(name):
     """The allocators that place tensors are the package's: gg.alloc.TensorAllocator is gg.TensorAllocator."""
     if name in _PLACE_TENSORS:
         return getattr(_sys.modules["ggjit"], name)
+    if name in _IN_PLACE:
+        return _in_place_table(_IN_PLACE[name]).astype("u1")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__():
-    return sorted((*globals(), *_PLACE_TENSORS))
+    return sorted((*globals(), *_PLACE_TENSORS, *_IN_PLACE))

@@ -7,9 +7,10 @@ import dataclasses
 
 import numpy as np
 
-from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, check_time_limit
+from ggjit.alloc.ggml.problem import Problem, check_alignment, check_time_limit
 from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.record import MAX_SRC, T_SRC, T_VIEW_SRC
+from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.core.whole_numbers import is_whole
 
 PLANNERS = ("ggml", "ggml-2023", "best")
@@ -51,8 +52,7 @@ class PlanRequest:
 
     def problem(self, in_place):
         """The Problem that planners work on.  Errors: GraphError, ShapeError, IndexRangeError, ParamError."""
-        return Problem(self.table, self.node_ids, self.leaf_ids, self.sizes, self.alignment, self.node_buffers,
-                       self.leaf_buffers, in_place, outputs=self.outputs)
+        return Problem(self, in_place)
 
     def in_order(self, pick):
         """The request with its nodes in another order.  pick: for each place the number of the node."""
@@ -115,7 +115,7 @@ class PlanOptions:
         """The ops that may work in place, uint8 by op number."""
         found = self.in_place
         if found is None:
-            found = IN_PLACE_2023 if self.planner == "ggml-2023" else IN_PLACE_OPS
+            found = in_place_table(self.planner != "ggml-2023")
         return np.ascontiguousarray(found, np.uint8)
 
 

@@ -86,12 +86,16 @@ def hidden():
     from ggjit.models.networks.network import Network
     from ggjit.models.networks.pictures import AttentionMaps, HiddenStates, LogitLens
     from ggjit.models.networks.silero import SileroVad
+    from ggjit.models.speech.speech import Speech
+    from ggjit.models.speech.transcript import Language, Segment, Transcript
+    from ggjit.models.speech.words import Word
     from ggjit.models.text.generation import Generation
     from ggjit.models.text.generations import Generations
     from ggjit.profiling.nodes import NodeTime
     from ggjit.profiling.profile import Profile
     found = (MeasureReport, Drawing, Explorer, Generation, Generations, Imatrix, Network, Pareto, Plan, Pool, NodeTime,
-             Profile, Rematerialized, SileroVad, ImportanceSums, Capturing, AttentionMaps, HiddenStates, LogitLens)
+             Profile, Rematerialized, SileroVad, Speech, Language, Segment, Transcript, Word, ImportanceSums, Capturing,
+             AttentionMaps, HiddenStates, LogitLens)
     return {f"_{c.__name__}": c for c in found}
 
 

@@ -17,7 +17,7 @@ from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.machine import performance_cores
 
 DEBUG_SWITCHES = {"plan", "poison", "validate", "check", "sched", "copies", "registry"}
-MAX_THREADS = 512               # of one backend
+MAX_THREADS = 512               # threads of one backend
 
 
 def _debug():

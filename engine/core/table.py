@@ -59,7 +59,7 @@ class RowTemplate:
         at = row * T_WORDS * WORD
         self.head = memory[at:at + T_GEN * WORD]
         self.body = memory[at + (T_GEN + 1) * WORD:at + T_SRC * WORD]
-        self.no_src = b"\xff" * (WORD * (MAX_SRC - n_src))              # ids of -1
+        self.no_src = b"\xff" * (WORD * (MAX_SRC - n_src))              # id -1 for every missing source
         self.unplaced = struct.pack("2q", -1, 0)
         if not view:
             self.no_src += 2 * self.unplaced                            # no view_src, no buffer
@@ -76,12 +76,12 @@ class Table:
     def __init__(self, capacity=CAPACITY):
         self.capacity = capacity
         self._memory = _reserve(capacity * T_WORDS * WORD)
-        self.records = np.frombuffer(self._memory, TENSOR)              # by field name
+        self.records = np.frombuffer(self._memory, TENSOR)              # the rows as records, by field name
         self.words = np.frombuffer(self._memory, np.int64).reshape(capacity, T_WORDS)     # as jitted code sees it
         self.cells = memoryview(self._memory).cast("q")                 # the same, flat: one word costs 50 ns
         self.placement_version = 0          # goes up whenever any tensor or buffer may have moved
         self._top = 0                       # rows below it were used or are free
-        self._free = []
+        self._free = []                     # rows with no buffer
         self._dead = collections.deque()    # NumberedRefs of handles and contexts that are gone
         self.note_dead = self._dead.append
         self._contexts = {}                 # id of a context -> (its NumberedRef, those of its tensors)
@@ -140,6 +140,7 @@ class Table:
                     raise OutOfMemory(f"the tensor table is full ({self.capacity} tensors alive); free a Context, or "
                                       f"replay one plan instead of building a graph per step") from None
             first, self._top = self._top, min(self._top + _AT_ONCE, self.capacity)
+            self.words[first:self._top, T_BUFFER] = -1
             self._free[:0] = range(self._top - 1, first, -1)
             return first
 
@@ -176,9 +177,11 @@ class Table:
                     del self._contexts[-1 - number]
         if len(rows) > _AT_ONCE // 4:
             self.words[rows, T_GEN] += 1
+            self.words[rows, T_BUFFER] = -1
         else:                               # NumPy takes longer than these
             for row in rows:
                 self.cells[row * T_WORDS + T_GEN] += 1
+                self.cells[row * T_WORDS + T_BUFFER] = -1
         self._free.extend(rows)
 
     def n_alive(self):
@@ -189,15 +192,21 @@ class Table:
 
     def place(self, row, buffer_id, offs):
         """Set the memory of a leaf."""
-        self.words[row, T_BUFFER] = buffer_id
-        self.words[row, T_OFFS] = offs
-        self.placement_version += 1
+        with self._lock:
+            self.cells[row * T_WORDS + T_BUFFER] = buffer_id
+            self.cells[row * T_WORDS + T_OFFS] = offs
+            self.placement_version += 1
 
     def unplace_all(self, buffer_id):
-        """A buffer was freed: its tensors are marked FREED."""
-        placed = self.words[:self._top, T_BUFFER]
-        placed[placed == buffer_id] = FREED
-        self.placement_version += 1
+        """A buffer was freed: its tensors are marked FREED.
+
+        Other threads run between the look and the write.  With the lock no row is placed or recycled meanwhile, and a
+        free row, which they may take, has no buffer.
+        """
+        with self._lock:
+            placed = self.words[:self._top, T_BUFFER]
+            placed[placed == buffer_id] = FREED
+            self.placement_version += 1
 
     def flag(self, row, flag, on=True):
         self.words[row, T_FLAGS] = (int(self.words[row, T_FLAGS]) & ~flag) | (flag if on else 0)

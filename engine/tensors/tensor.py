@@ -153,6 +153,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 
     @property
     def flags(self):
+        self._check()                   # else it would be those of the tensor that has the row of the table now
         return int(TABLE.words[self.id, T_FLAGS])
 
     def _mark(self, flag):
@@ -164,6 +165,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     @property
     def op_params(self):
         """The 16 int32 slots; floats are stored as their bits."""
+        self._check()
         return TABLE.records["op_params"][self.id].copy()
 
     @property

@@ -19,9 +19,11 @@ from ggjit.models.convert.config import Config
 from ggjit.models.convert.families import NOT_WEIGHTS, family_of
 from ggjit.models.convert.tensors import float32, pieces
 from ggjit.models.convert.vocabulary import add_vocabulary, read_json
+from ggjit.models.convert.whisper import from_ct2, from_hf, is_ct2
 from ggjit.models.core.checks import one_of
 from ggjit.models.files.gguf import SCALARS, give_back
 from ggjit.models.files.load_tensors import mapped_numbers, safetensors_leaves
+from ggjit.models.files.rewrite import quantize_gguf
 from ggjit.models.files.save import Entry, encoded, write_gguf
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, extra
 from ggjit.ops.core.types import BF16, F16, F32, F64, Q8_0
@@ -39,6 +41,7 @@ STAY_F32 = ("FFN_GATE_INP", "FFN_GATE_INP_SHEXP", "POS_EMBD", "TOKEN_TYPES", "SS
 @typed_call
 def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=False, progress=True):
     """Write the model in a Hugging Face folder to `out`: config.json, tokenizer.json or tokenizer.model, *.safetensors.
+    Of Whisper models also CTranslate2's folders and whisper.cpp's .bin files.
 
         convert_folder("Qwen3-0.6B", "qwen3.gguf", "BF16")
 
@@ -47,12 +50,21 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
     Returns {"paths", "nbytes", "arch", "tensors"}.  Errors: NotSupported (the architecture, the tokenizer), ModelError
     and BadFile with the file at fault, MissingExtra, CannotWrite.
     """
-    folder, gguf = pathlib.Path(folder), extra("gguf", "models")
+    folder = pathlib.Path(folder)
+    known = one_of("type", str(getattr(type, "name", type)).upper(), ("AUTO", *TYPES))
+    if folder.is_file():
+        return _of_file(folder, out, known, force, progress)
+    if is_ct2(folder):
+        return _written(out, *from_ct2(folder, TYPES["F16" if known == "AUTO" else known][0]), force, progress)
+    config = read_json(folder / "config.json")
+    if config.get("model_type") == "whisper":
+        return _of_whisper(folder, Config(folder / "config.json", config), out, known, force, progress)
+    gguf = extra("gguf", "models")
     config = Config(folder / "config.json", read_json(folder / "config.json"))
     with _readable(config):
         family = family_of(config)
     sources = _sources(folder, lambda name: not name.endswith(NOT_WEIGHTS) and family.rename(name) is not None)
-    kind = _type(one_of("type", str(getattr(type, "name", type)).upper(), ("AUTO", *TYPES)), sources)
+    kind = _type(known, sources)
     config.file_type = TYPES[kind][1]
     arch = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[family.arch]]
     # the gguf package warns of keys that are set twice, and of tokens outside the vocabulary
@@ -61,6 +73,24 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
         keys = _metadata(gguf, gguf.GGUFWriter(None, arch), folder, config, family, entries, pre, vocabulary)
     paths = write_gguf(out, keys, [entries], force=force, title=f"converting to {kind}" if progress else None)
     return {"paths": paths, "nbytes": sum(e.nbytes for e in entries), "arch": arch, "tensors": len(entries)}
+
+
+def _of_whisper(folder, config, out, kind, force, progress):
+    sources = _sources(folder, lambda name: True)
+    with _readable(config):
+        made = from_hf(folder, config, sources, TYPES[_type(kind, sources)][0])
+    return _written(out, *made, force, progress)
+
+
+def _written(out, keys, entries, force, progress):
+    paths = write_gguf(out, keys, [entries], force=force, title="converting" if progress else None)
+    return {"paths": paths, "nbytes": sum(e.nbytes for e in entries), "arch": "whisper", "tensors": len(entries)}
+
+
+def _of_file(path, out, kind, force, progress):
+    """whisper.cpp's .bin."""
+    done = quantize_gguf(path, out, "COPY" if kind == "AUTO" else kind, requantize=True, force=force, progress=progress)
+    return {"paths": done["paths"], "nbytes": done["nbytes"], "arch": "whisper", "tensors": len(done["types"])}
 
 
 @contextlib.contextmanager

@@ -8,6 +8,6 @@
     rewrite.py          files made from others: quantised (mixtures.py: which types), edited, split, joined
     imatrix.py          importance matrices
     minilm.py           MiniLM's GGUF, made from a package; silero_file.py: Silero's form; wav.py: recordings
+    whisper_file.py     whisper.cpp's form, as if it were a GGUF; ct2_file.py: CTranslate2's
+    sound.py            recordings of any length, format and rate
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -219,8 +219,8 @@ class _Cursor:
         return StringArray(data, starts)
 
 
-def _mapped(path):
-    """_map_private of what can be a GGUF file.  Errors: BadFile."""
+def map_file(path):
+    """_map_private of what can be a model file.  Errors: BadFile."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise BadFile(f"{path}: not a regular file; give the path of a .gguf file")
@@ -272,7 +272,7 @@ class GGUFFile:
 
     def __init__(self, path):
         path = os.fspath(path)
-        self._load(_mapped(path), path)
+        self._load(map_file(path), path)
         if self.metadata.get(SPLIT_COUNT, 1) != 1:
             self._join()
 
@@ -312,7 +312,7 @@ class GGUFFile:
         tensors = dict(self.tensors)
         for i, path in enumerate(paths[1:], 1):
             part = GGUFFile.__new__(GGUFFile)
-            part._load(_mapped(path), path)
+            part._load(map_file(path), path)
             found = tuple(part.metadata.get(key) for key in (SPLIT_NO, SPLIT_COUNT))
             if found != (i, n):
                 raise BadFile(f"{path}: its {SPLIT_NO} and {SPLIT_COUNT} are {found[0]} and {found[1]}, expected {i} "

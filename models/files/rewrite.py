@@ -32,6 +32,7 @@ from ggjit.models.files.mixtures import (
     tensor_type,
 )
 from ggjit.models.files.save import Entry, alignment, encoded, mapping, parts_of, write_gguf
+from ggjit.models.files.whisper_file import open_model
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.types.quantize import dequantize, quantize
@@ -122,7 +123,7 @@ def quantize_gguf(path, out, type, imatrix=None, tensor_types=None, output_type=
     """
     _refuse_contradictions(tensor_types, imatrix, output_type, embedding_type, leave_output, pure, type, keep_split,
                            max_nbytes)
-    file = GGUFFile(path)
+    file = open_model(path)
     by_part = sorted(file.tensors.values(), key=(lambda i: (i.part, i.offs)) if keep_split else _llama_order)
     copy = isinstance(type, str) and type.upper() == "COPY"
     mixture, number, base = ("COPY", None, None) if copy else file_type(type)
@@ -312,7 +313,7 @@ def _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, for
             raise ParamError(f"{file.path}: tensor {info.name!r} has rows of {info.ne[0]}, no multiple of {e.type!r}'s "
                              f"block of {e.type.block}; choose another type")
     new = {key: _same_kind(file, key, value) for key, value in set_keys.items()}
-    # without the key a reader takes the default
+    # readers take the default where the key is missing
     align = alignment(set_keys.get(ALIGNMENT, DEFAULT_ALIGNMENT if ALIGNMENT in remove_keys else file.alignment))
     paths = write_gguf(out, _metadata(file, new, remove_keys), parts_of(entries, _part_size(max_nbytes)), align, force,
                        "writing" if progress else None)

@@ -14,6 +14,7 @@ Network and file form are whisper.cpp's: it mirrors every window at its ends ins
 of the window before.
 """
 import os
+import pathlib
 
 import numpy as np
 
@@ -37,6 +38,8 @@ from ggjit.tensors.context import Context
 from ggjit.tensors.summary import op_name
 
 USAGE_WEIGHTS = 1
+EMBEDDED = pathlib.Path(__file__).parent.parent / "silero-v6.2.0.bin"
+PIECE = 1 << 12                         # windows of a long recording at a time
 SAMPLE_RATE = 16000
 VERSIONS = (5, 6)
 N_CONTEXT = 64                      # not computed with, see above; another number means another network
@@ -45,13 +48,15 @@ CONV_TYPES = {"F16": gg.F16, "F32": gg.F32}
 
 
 @typed_call
-def load_vad(path, backend="CPU", n_threads=1, conv_type="F32"):
+def load_vad(path=None, backend="CPU", n_threads=1, conv_type="F32"):
     """Load a Silero VAD model in whisper.cpp's file form; see SileroVad.
 
+    path: None: Silero VAD 6.2.0, which comes with the package (docs/speech.md).
     backend: a device name ("CPU") or a Backend; one thread is best, no node is worth a barrier.
     conv_type: "F32", or "F16" to round the convolutions' data as ggml does (probabilities then differ by up to 2e-3).
     Errors: BadFile (a damaged file), ModelError (another network), ParamError; nothing stays loaded after an error.
     """
+    path = EMBEDDED if path is None else path
     if not isinstance(path, str | os.PathLike):
         raise TypeMismatch(f"load_vad takes the path of a file, got {type(path).__name__}")
     conv = CONV_TYPES[one_of("conv_type", conv_type, CONV_TYPES)]
@@ -260,6 +265,13 @@ class SileroVad:
             finally:
                 allocator.free()
         return {name: np.array(a, np.float32).reshape(-1, *specs[name].shape) for name, a in found.items()}
+
+    def stretches(self, read, n_samples, **params):
+        """`segments` of a recording that is read piece by piece: read(first, n) gives samples."""
+        piece = PIECE * self.n_window
+        with self._lock:
+            found = [self.probabilities(read(first, piece), reset=first == 0) for first in range(0, n_samples, piece)]
+        return find_segments(np.concatenate([np.zeros(0, np.float32), *found]), self.n_window, SAMPLE_RATE, **params)
 
     def segments(self, samples, **params):
         """[(start, end), ...] in seconds of the stretches with speech; params as find_segments."""

@@ -8,6 +8,7 @@
 import functools
 import re
 
+from ggjit.models.core.byte_chars import BYTE_OF_CHAR
 from ggjit.models.files.gguf import StringArray
 from ggjit.models.text.pre_tokenizers import BY_NAME, KEEP_SPACES, expressions, pre_tokenizer
 from ggjit.models.text.special_tokens import BYTE
@@ -154,13 +155,3 @@ class HybridDNA(BPE, models=("hybriddna",)):
 
 # what \s is in a pattern; Python's own has the four separators U+001C to U+001F, too
 WHITE_SPACE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
-
-
-def _byte_of_char():
-    """GPT-2's printable stand-ins: Latin-1's visible characters are themselves, the other bytes U+0100 onwards."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = sorted(set(range(256)) - set(visible))
-    return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(hidden)}
-
-
-BYTE_OF_CHAR = _byte_of_char()

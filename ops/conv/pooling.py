@@ -238,7 +238,7 @@ def _make_back(ta):
             at = x
             for i in range(n_x):
                 v = get(at)
-                larger = not v <= best          # also a NaN, which the next input replaces
+                larger = not v <= best          # True for a NaN too: the next input replaces it
                 best, where = v if larger else best, to + 4 * i if larger else where
                 at += nb0
             x += nb1
@@ -312,7 +312,9 @@ def cases_back():
                 def make(inp, ty=ty, op=op, q=q):
                     a = inp.new(ty, (10, 9, 3, 2))
                     return pool_2d_back(inp.new(F32, pool_2d(a, op, *q).ne), a, op, *q)
-                yield Case(f"{ty!r} {op} {q}", make)
+                several = ty is F16 and op == MAX and q[0] * q[1] > 1
+                yield Case(f"{ty!r} {op} {q}", make, wrong="finds other maxima in F16 data than in the same numbers in "
+                           "F32" if several else "")
 
 
 # ---------------------------------------------------------------- gradient

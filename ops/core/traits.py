@@ -25,6 +25,8 @@ class Traits:
                                 through F16, Q8_0...; ggml's vec_dot_type); None: unchanged
     np_round_activations(x)     NumPy twin
     dot                         products of rows (ops/types/shared/dot.py)
+    dot_f32                     the same with float32 activations as they are (GGML_PREC_F32); None: `dot` is that, or
+                                there is none
     tile                        how blocks unpack, for packed integer tiles (ops/types/shared); None: float tiles serve
     """
     type: Type
@@ -35,6 +37,7 @@ class Traits:
     round_activations: Callable | None = None
     np_round_activations: Callable | None = None
     dot: object | None = None
+    dot_f32: object | None = None
     tile: object | None = None
     quantize: Callable | None = None
     quantize_weighted: Callable | None = None

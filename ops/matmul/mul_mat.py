@@ -11,6 +11,7 @@ Three families of kernels, chosen by the number of columns n:
 
 A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast transform instead (hadamard).
 """
+import dataclasses
 import functools
 import math
 
@@ -86,8 +87,9 @@ def _is_product(name, t):
 
 @looks_further
 def mul_mat_set_prec(a: Tensor, prec: int):
-    """The product `a` with precision `prec` (PREC_DEFAULT 0 or PREC_F32 10) noted in parameter 0; sums are F32 anyway.
+    """The product `a` with precision `prec` (PREC_DEFAULT 0 or PREC_F32 10) noted in parameter 0.
 
+    Sums are F32 anyway; with PREC_F32 b's values are not rounded beside an F16 or BF16 a (ggml's CPU rounds them).
     Returns a new tensor: built tensors never change (ggml writes into a).  Errors: TypeMismatch, ParamError.
     Source: ggml_mul_mat_set_prec.
     """
@@ -132,22 +134,17 @@ def _direct(b):
     return b.type is F32 and b.nb[0] == 4
 
 
-def max_dot_columns(type):
+def _exact(t):
+    """Are the columns used as they are, beside weights for whose type they would be rounded?"""
+    return bool(t.op_params[0] == PREC_F32) and traits_of(t.src[0].type).dot_f32 is not None
+
+
+def max_dot_columns(type, exact=False):
     """Up to how many columns mul_mat_dot is faster than packed panels for weights of `type`.
 
-    [2048 x 2048] from memory, AVX-512, one thread, time of the tile over that of dots
-
-        n      Q4_K   Q5_K   Q6_K   Q2_K   Q3_K   Q4_1   Q5_0   IQ4_XS   MXFP4   Q8_0   Q4_0    F32    F16
-        3      1.14   1.02   1.26   1.44   1.23   0.96   1.11     0.96    1.00   1.31   1.64
-        4      0.87   0.92   1.07   1.16   0.94   0.74   0.96     0.80    0.85   1.31   1.50           1.33
-        5      0.71   0.62   0.86   0.88   0.77   0.58   0.72     0.57    0.60   0.82   1.32   1.11    1.62
-        6                                                                        0.87   1.38   1.06    1.48
-        7                                                                                      0.94    1.42
-        8      0.54   0.58   0.67   0.71   0.63   0.46   0.61     0.49    0.52   0.87   1.02   0.89    1.08
-        9      0.61   0.58   0.70   0.73   0.60   0.43   0.54     0.50    0.50   0.80   1.00   0.92    1.36
-       12                                                                               0.97   0.83    1.09
+    Measured per type and number of columns: docs/measured.md, "How products read weights".
     """
-    if type is BF16 and isa.BF16_DOT:
+    if type is BF16 and isa.BF16_DOT and not exact:
         return 1 << 30                      # two products a lane and instruction: twice the float tile at any n
     if not type.quantized:
         return MAX_DOT_COLUMNS_IN_PLACE if type is F32 else MAX_DOT_COLUMNS
@@ -163,9 +160,9 @@ def _cost(t):
     return 2 * k * m * n / rate + a.type.row_nbytes(k) * m * a.ne[2] * a.ne[3] / 20
 
 
-def dot_shape(type, k, m, n):
+def dot_shape(type, k, m, n, exact=False):
     """The DotShape of a product; measured, see mul_mat_dot and, for one column, choices."""
-    dot = traits_of(type).dot
+    dot = mul_mat_dot.dot_of(type, exact)
     column_nbytes = dot.column_nbytes(k)
     if n == 1:
         if type is F32 and k >= 64 and k * m * 4 <= CACHED_NBYTES:
@@ -185,25 +182,27 @@ def dot_shape(type, k, m, n):
 
 def _dot_kernel(t, n_threads):
     a, b = t.src[:2]
-    dot, n = traits_of(a.type).dot, b.ne[1]
+    exact, n = _exact(t), b.ne[1]
+    dot = mul_mat_dot.dot_of(a.type, exact)
     direct = dot.prepare is None and _direct(b)
-    shape = dot_shape(a.type, a.ne[0], a.ne[1], n)
+    shape = dot_shape(a.type, a.ne[0], a.ne[1], n, exact)
     columns = 0 if direct else mul_mat_dot.work_nbytes(dot, a.ne[0], n * b.ne[2] * b.ne[3], n_threads)
-    name = f"mul_mat-dot-{a.type.name}-{b.type.name}-{shape}" + "-direct" * direct
-    return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, shape), _cost(t), columns,
+    name = f"mul_mat{'-exact' * exact}-dot-{a.type.name}-{b.type.name}-{shape}" + "-direct" * direct
+    return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, shape, exact), _cost(t), columns,
                   (module_of(a.type), module_of(b.type)))
 
 
 def _tile_kernel(t, n_threads):
     a, b = t.src[:2]
-    tile = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1])
+    tile, exact = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1]), _exact(t)
+    tile = dataclasses.replace(tile, rounds=True) if exact else tile        # nothing is left to round
     direct = _direct(b) and tile.rounds
     matrices = b.ne[2] * b.ne[3]
     panels = mul_mat_tile.panels_nbytes(tile, a.ne[0], b.ne[1])
     private = matrices > 1 and (matrices >= 4 * n_threads or panels * matrices > SHARED_PANEL_NBYTES)
     scratch = mul_mat_tile.private_nbytes(tile)
     work = n_threads * (panels + scratch) if private else panels * matrices + n_threads * scratch
-    name = f"mul_mat-tile-{a.type.name}-{b.type.name}-{tile.columns}x{tile.kc}"
+    name = f"mul_mat{'-exact' * exact}-tile-{a.type.name}-{b.type.name}-{tile.columns}x{tile.kc}"
     name += "-direct" * direct + "-private" * private
     if tile.tail:
         name += f"-spread{tile.tail.spread}" + "-only" * tile.tail.only
@@ -215,7 +214,8 @@ def _sums(t, tile):
     """Float tiles without a tail add up `kc` elements of k in order, then these sums."""
     if tile.tail or tile.unit != FLOAT_UNIT or code_tile(t.src[0].type, t.src[1].ne[1]):
         return ""
-    return f"mul_mat-tile-{t.src[0].type.name}-{t.src[1].type.name}-{min(tile.kc, t.src[0].ne[0])}"
+    return f"mul_mat{'-exact' * _exact(t)}-tile-{t.src[0].type.name}-{t.src[1].type.name}-" \
+           f"{min(tile.kc, t.src[0].ne[0])}"
 
 
 def _short_kernel(t):
@@ -231,7 +231,7 @@ def kernel(t, n_threads):
         return None
     if t.op_params[1] == HINT_SRC0_IS_HADAMARD:
         return Kernel("mul_mat-hadamard", hadamard.make_kernel, cost=float(np.prod(b.ne)))
-    if b.ne[1] <= max_dot_columns(a.type):
+    if b.ne[1] <= max_dot_columns(a.type, _exact(t)):
         return _dot_kernel(t, n_threads)
     return _short_kernel(t) if mul_mat_short.fits(a, b) else _tile_kernel(t, n_threads)
 
@@ -271,6 +271,10 @@ def cases():
     for tb in (F16, BF16):
         yield case(F16, tb, 64, 7, 1)
         yield case(F32, tb, 64, 7, 20, (1, 1), (2, 2), True)
+    for ta in (F16, BF16):
+        for k, m, n in ((172, 19, 1), (172, 19, 2), (15, 33, 5), (172, 19, 9), (96, 70, 65)):
+            yield Case(f"exact {ta!r} k={k} m={m} n={n}", lambda inp, ta=ta, k=k, m=m, n=n: mul_mat_set_prec(
+                mul_mat(inp.new(ta, (k, m)), inp.new(F32, (k, n))), PREC_F32), 1e-12)
     for n in (8, 32, 256, 1024):
         yield Case(f"hadamard {n}", lambda inp, n=n: mul_mat_set_hint(
             mul_mat(inp.new(F32, (n, n), _hadamard(n)), inp.new(F32, (n, 5, 2))), HINT_SRC0_IS_HADAMARD), 1e-7)

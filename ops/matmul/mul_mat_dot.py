@@ -38,7 +38,7 @@ from ggjit.ops.native.node import (
 from ggjit.ops.types.shared.dot import OWN, make_dot_tile
 from ggjit.ops.types.shared.rows import ROW
 
-AHEAD_NBYTES = 16 << 10         # measured, see above
+AHEAD_NBYTES = 16 << 10         # bytes of weights that are prefetched ahead; measured, see above
 CHUNK_NBYTES = 16 << 10         # smaller chunks: taking them is half of the 0.8 us of [64 x 64] F32
 COLUMNS_NBYTES, ROWS_NBYTES = 24 << 10, 20 << 10        # shares of a first-level cache of 48 KB
 
@@ -95,12 +95,18 @@ class DotShape(NamedTuple):
         return f"{self.rows}x{self.columns}x{self.unroll}{how}"
 
 
-def make_tile(ta, shape):
+def dot_of(ta, exact=False):
+    """The Dot of weights of type ta; exact: with activations that are not rounded, where there is one."""
+    traits = traits_of(ta)
+    return traits.dot_f32 if exact and traits.dot_f32 is not None else traits.dot
+
+
+def make_tile(ta, shape, exact_columns=False):
     """jitted dot tile (ops/types/shared/dot.py) for weights of type ta.
 
     Exact: a kernel around it may not reorder its sums, so those of one unroll are the same bytes in every tile height.
     """
-    tile = make_dot_tile(traits_of(ta).dot, *shape)
+    tile = make_dot_tile(dot_of(ta, exact_columns), *shape)
 
     @exact
     def exact_tile(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols):
@@ -108,13 +114,13 @@ def make_tile(ta, shape):
     return exact_tile
 
 
-def make_columns(ta, tb):
+def make_columns(ta, tb, exact=False):
     """jitted (stride(k), prepare(node, ith, nth, sync, b, k, ldy)): the columns of b for products with weights of ta.
 
     `prepare` shares the columns among the threads and writes them `stride` bytes apart to the start of work memory;
     a barrier has to follow.
     """
-    dot = traits_of(ta).dot
+    dot = dot_of(ta, exact)
     fetch, prepare = make_fetch(tb), dot.prepare or traits_of(F32).to_float
     step, y_nbytes = dot.step, dot.y_nbytes
 
@@ -136,10 +142,10 @@ def make_columns(ta, tb):
     return stride, prepare_columns
 
 
-def make_kernel(ta, tb, direct, shape):
-    """Kernel body for weights of type ta; direct: columns of b are used where they lie."""
-    tile, n_rows_tile, n_cols_tile = make_tile(ta, shape), shape.rows, shape.columns
-    stride, prepare_columns = make_columns(ta, tb)
+def make_kernel(ta, tb, direct, shape, exact=False):
+    """Kernel body for weights of type ta; direct: columns of b are used where they lie; exact: not rounded."""
+    tile, n_rows_tile, n_cols_tile = make_tile(ta, shape, exact), shape.rows, shape.columns
+    stride, prepare_columns = make_columns(ta, tb, exact)
 
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST

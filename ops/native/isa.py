@@ -29,11 +29,13 @@ from ggjit.ops.core.settings import asked_isa
 
 _V3 = frozenset("64bit cmov cx8 fxsr mmx sse sse2 cx16 sahf popcnt sse3 ssse3 sse4.1 sse4.2 crc32 avx avx2 bmi bmi2 "
                 "f16c fma lzcnt movbe xsave".split())
-_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni", "prfchw"}
+_WIDE = {"evex512"} & set(llvm.get_host_cpu_features())           # LLVM 18 to 21: vectors of 512 bits, to be said
+_V4 = _V3 | _WIDE | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni", "prfchw"}
 # What kernels use, the best first: packs are made for each
 LEVELS = {"avx512bf16": _V4 | {"avx512bf16", "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2",
                                "avx512vpopcntdq", "gfni"}, "avx512": _V4, "avx2": _V3}
-_NEEDED = {"avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"}, "avx2": {"avx2", "fma", "f16c"}}
+_NEEDED = {"avx512": _WIDE | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"},
+           "avx2": {"avx2", "fma", "f16c"}}
 MODELS = {"avx512bf16": "sapphirerapids", "avx512": "icelake-server", "avx2": "haswell"}      # what LLVM schedules for
 
 
@@ -79,7 +81,8 @@ X86 = any(f.startswith("sse") for f in FEATURES)
 ARM64 = llvm.get_process_triple().startswith(("aarch64", "arm64"))
 BF16_DOT = ISA == "avx512" and "avx512bf16" in FEATURES
 
-_SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML")    # NUMBA_*
+# settings of Numba (NUMBA_...) that change the code
+_SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML")
 
 
 def target():

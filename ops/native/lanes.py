@@ -3,6 +3,7 @@
 Everything here takes an llvmlite builder `b` and LLVM values and is called inside an intrinsic's codegen.  A block of
 32 weights is handled as one value, <32 x i8> or <32 x float>: LLVM splits it into what the machine has.
 """
+from llvmlite import binding as llvm
 from llvmlite import ir
 
 from ggjit.ops.native.mem import IR_F16, IR_F32, IR_I32, IR_I64, call_intrinsic, pointer
@@ -221,9 +222,22 @@ def _transpose8_ir(b, r):
 
 
 # ---------------------------------------------------------------- byte dots
+_PACKED_SINCE = {"avx512.vpdpbusd": 22, "avx512.vpdpwssd": 22, "avx512bf16.dpbf16ps": 16}      # releases of LLVM
+
+
+def packed_dot_ir(b, name, acc, x, y):
+    """acc + products of the small numbers that x and y hold, summed within lanes of 32 bits.
+
+    From some release of LLVM on, x and y are vectors of those numbers, before it vectors of words.
+    """
+    if llvm.llvm_version_info[0] < _PACKED_SINCE[name]:
+        x, y = (b.bitcast(v, vec_ir("i32", acc.type.count)) for v in (x, y))
+    return call_intrinsic(b, f"llvm.x86.{name}.{32 * acc.type.count}", acc.type, [acc, x, y])
+
+
 def dpbusd_ir(b, acc, u, s):
     """acc.i32 += u8 x s8 in groups of four (AVX-512 VNNI)."""
-    return call_intrinsic(b, f"llvm.x86.avx512.vpdpbusd.{32 * acc.type.count}", acc.type, [acc, u, s])
+    return packed_dot_ir(b, "avx512.vpdpbusd", acc, u, s)
 
 
 def maddubs_ir(b, u, s):
@@ -240,7 +254,7 @@ def madd_to_ir(b, acc, x, y):
     """acc.i32 += i16 x i16, adjacent pairs; x, y: vectors of 32-bit words."""
     x, y = (b.bitcast(v, vec_ir("i16", 2 * v.type.count)) for v in (x, y))
     if acc.type.count == 16:
-        return call_intrinsic(b, "llvm.x86.avx512.vpdpwssd.512", acc.type, [acc, x, y])
+        return packed_dot_ir(b, "avx512.vpdpwssd", acc, x, y)
     return b.add(acc, madd_ir(b, x, y))
 
 

@@ -16,7 +16,7 @@ from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64
 from ggjit.ops.native import isa, mem, simd
 from ggjit.ops.native.jit import exact, ir_function
-from ggjit.ops.native.lanes import load_part_ir, splat_const
+from ggjit.ops.native.lanes import load_part_ir, packed_dot_ir, splat_const
 from ggjit.ops.native.simd import W
 from ggjit.ops.types.shared.dot import Dot
 from ggjit.ops.types.shared.rows import ld_bf16, st_bf16
@@ -90,13 +90,22 @@ def _widen(elem):
 #       F32   k = 2048      0.91            0.98        1.01            0.98
 #       F16   k = 2048      0.92            0.97        0.91            0.92
 #       F16   k = 5632      0.98            1.06           -            0.94
-NEAR = 3                        # locality of prefetch_ir
+NEAR = 3                        # locality argument of prefetch_ir: first-level cache
 F32_AHEAD_NBYTES = 512
 
 
-def _float_dot(elem, nbytes, prepare, ahead_nbytes=None):
+def _float_dot(elem, nbytes, prepare, ahead_nbytes=None, columns=None):
     """FMAs on float32 lanes; activations are kept in the weights' type: fewer bytes in the first-level cache are
-    worth more than the second conversion (F16 with k = 5632, one column: 38 instead of 33 GB/s)."""
+    worth more than the second conversion (F16 with k = 5632, one column: 38 instead of 33 GB/s).  columns: another type
+    of theirs."""
+    (load_w, tail_w), (load_y, tail_y) = _reads(elem), _reads(columns or elem)
+    return Dot(step=W, w_nbytes=W * nbytes, y_nbytes=W * (4 if columns else nbytes), prepare=prepare, load_w_ir=load_w,
+               tail_w_ir=tail_w, load_y_ir=load_y, tail_y_ir=tail_y, locality=NEAR, ahead_nbytes=ahead_nbytes,
+               mac_ir=lambda b, acc, w, y: simd.fma_ir(b, w, y, acc))
+
+
+def _reads(elem):
+    """(load_w_ir, tail_w_ir) of a Dot: W elements as float32."""
     widen, word = _widen(elem), "f32" if elem == "f32" else "i16"
 
     def load(b, p):
@@ -104,9 +113,7 @@ def _float_dot(elem, nbytes, prepare, ahead_nbytes=None):
 
     def tail(b, p, n):
         return widen(b, load_part_ir(b, p, word, W, n))
-    return Dot(step=W, w_nbytes=W * nbytes, y_nbytes=W * nbytes, prepare=prepare, load_w_ir=load, tail_w_ir=tail,
-               load_y_ir=load, tail_y_ir=tail, mac_ir=lambda b, acc, w, y: simd.fma_ir(b, w, y, acc), locality=NEAR,
-               ahead_nbytes=ahead_nbytes)
+    return load, tail
 
 
 @exact
@@ -173,13 +180,14 @@ def _bf16_dot():
     return Dot(
         step=32, w_nbytes=64, y_nbytes=64, prepare=_prepare_bf16, load_w_ir=load, load_y_ir=load, locality=NEAR,
         tail_w_ir=lambda b, p, n: b.bitcast(load_part_ir(b, p, "i16", 32, n), pairs),
-        mac_ir=lambda b, acc, w, y: mem.call_intrinsic(b, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, [acc, w, y]))
+        mac_ir=lambda b, acc, w, y: packed_dot_ir(b, "avx512bf16.dpbf16ps", acc, w, y))
 
 
 F32_DOT = _float_dot("f32", 4, None, F32_AHEAD_NBYTES)
 _f16_from_float = _row(simd.ldf, simd.sth, mem.ld_f32, mem.st_f16, 4, 2)
 F16_DOT = _float_dot("f16", 2, _f16_from_float)
 BF16_DOT = _bf16_dot() if isa.BF16_DOT else _float_dot("bf16", 2, _bf16_from_float)
+F16_DOT_F32, BF16_DOT_F32 = (_float_dot(elem, 2, None, columns="f32") for elem in ("f16", "bf16"))
 
 
 def _integer(type, load, store, numba_type):
@@ -192,11 +200,12 @@ TRAITS = (
     Traits(F32, copy_row, copy_row, _np_to_float(np.float32), _np_from_float(np.float32), dot=F32_DOT),
     Traits(F16, _row(simd.ldh, simd.stf, mem.ld_f16, mem.st_f32, 2, 4), _f16_from_float,
            _np_to_float(np.float16), _np_from_float(np.float16), round_activations=_round_row_f16,
-           np_round_activations=lambda x: x.astype(np.float16).astype(np.float32), dot=F16_DOT),
+           np_round_activations=lambda x: x.astype(np.float16).astype(np.float32), dot=F16_DOT,
+           dot_f32=F16_DOT_F32),
     Traits(BF16, _row(simd.ldb, simd.stf, ld_bf16, mem.st_f32, 2, 4), _bf16_from_float,
            lambda raw: bf16_to_float(np.ascontiguousarray(raw).view(np.uint16)),
            lambda x: float_to_bf16(x).view(np.uint8), round_activations=_round_row_bf16,
-           np_round_activations=lambda x: bf16_to_float(float_to_bf16(x)), dot=BF16_DOT),
+           np_round_activations=lambda x: bf16_to_float(float_to_bf16(x)), dot=BF16_DOT, dot_f32=BF16_DOT_F32),
     _integer(F64, mem.ld_f64, mem.st_f64, types.float64),
     _integer(I8, mem.ld_i8, mem.st_i8, types.int8), _integer(I16, mem.ld_i16, mem.st_i16, types.int16),
     _integer(I32, mem.ld_i32, mem.st_i32, types.int32), _integer(I64, mem.ld_i64, mem.st_i64, types.int64))

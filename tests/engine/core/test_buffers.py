@@ -3,6 +3,7 @@
 Names of tests carry the rows of ggml's behaviour they check (A2.04 ...); tests/LEDGER.md maps every row.
 """
 import mmap
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from helpers import devices
 from helpers.placed import CPU, array, placed
 
 import ggjit as gg
+from ggjit.core.table import TABLE
 from ggjit.cpu.device import CPU as CPU_DEVICE
 
 
@@ -71,6 +73,31 @@ def test_free_is_idempotent_and_stale_after_A3_02_A3_16():
     buf.free()
     with pytest.raises(gg.StaleHandle, match="the buffer of t .* was freed"):
         t.numpy()
+
+
+def test_a_buffer_that_is_freed_takes_no_memory_from_other_threads_tensors(monkeypatch):
+    """A worker of this process frees an arena while tensors are made: between its look for them and its write."""
+    gone = placed((4,))
+    buf, made, threads = gone.buffer, [], []
+    gone.ctx.free()                                     # its row is free: the next tensors take it
+
+    def make():
+        while gone.id not in [t.id for t in made[-1:]]:
+            made.append(placed((4,)))
+        made[-1].set(np.ones(4))
+
+    class Words(np.ndarray):
+        def __eq__(self, other):
+            found = super().__eq__(other)
+            if self.ndim == 1 and not threads:
+                threads.append(threading.Thread(target=make))
+                threads[0].start()
+                threads[0].join(1)                      # it waits for the lock, or it has come in between
+            return found
+    monkeypatch.setattr(TABLE, "words", TABLE.words.view(Words))
+    buf.free()
+    threads[0].join()
+    np.testing.assert_array_equal(made[-1].numpy(), np.ones(4))
 
 
 def test_init_tensor_is_called_for_every_tensor_once_A3_05_A3_19():

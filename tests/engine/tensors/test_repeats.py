@@ -177,6 +177,20 @@ def test_a_view_is_gone_with_what_it_views():
     assert [t.numpy()[0] for t in new] == [0, 1, 2]
 
 
+def test_flags_and_parameters_of_a_tensor_that_is_gone_are_refused():
+    """Else they would be those of the tensor that has the row of the table now."""
+    ctx, later = gg.Context(), gg.Context()
+    w, grad, settings = (ctx.new_tensor(gg.F32, (2,), name) for name in ("w", "grad", "settings"))
+    gg.set_param(w)
+    ctx.free()
+    others = [later.new_tensor(gg.F32, (2,)) for _ in range(8)]
+    assert w.id in [t.id for t in others]
+    for look in (lambda: w.flags, lambda: w.op_params, lambda: w.param_floats,
+                 lambda: gg.opt_step_sgd(w, grad, settings)):
+        with pytest.raises(gg.StaleHandle, match="w belongs to a Context that was freed"):
+            look()
+
+
 def test_what_is_kept_stays_small(monkeypatch):
     monkeypatch.setattr(repeats, "_MAX_KEPT", 8)
     scale, x = repeats.repeated(checked_builders()["scale"]), gg.Context().new_tensor(gg.F32, (4,))
@@ -253,6 +267,8 @@ class World:
     def facts(self, t):
         if not isinstance(t, Tensor):
             return t
+        if not t.ctx.alive:                             # below a view: the row may be another tensor's by now
+            return t.op, t.type, t.ne, t.nb, "freed"
         row, inner = TABLE.words[t.id].tolist(), [self.place(s) for s in t.src]
         assert row[20:30] == [*(-1 if s is None else s.id for s in t.src), *(-1,) * (10 - len(t.src))]
         assert row[30] == (-1 if t.view_src is None else t.view_src.id) and row[34] == t.ctx.id
@@ -278,6 +294,17 @@ class World:
                     (gg.set_param, gg.set_output, gg.set_input)[i % 3](t)
             except GgjitError:
                 return
+
+
+def test_worlds_take_views_of_what_was_computed_from_freed_tensors():
+    """conv_3d makes inner nodes: a view of its result shows them, and their sources, which may be gone."""
+    plain, seen = {name: with_type_names(f) for name, f in checked_builders().items()}, []
+    for freed in range(3):
+        world = World(plain)
+        world.call("conv_3d", calls()["conv_3d"][0], [3, 7], None, 2)
+        world.change("free", freed)
+        seen.append(repr(world.call("view_tensor", [Leaf(gg.F32, (1,), None)], [2], None, (freed + 1) % 3)))
+    assert [("'freed'" in x, "StaleHandle" in x) for x in seen] == [(True, False), (True, False), (False, True)], seen
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -2,17 +2,22 @@
 
 The families live in tools/suite/cases: each class is a function that returns a SuiteCase, each grid a generator in
 `FAMILIES`. Labels and parameter strings are ggml's (`op_desc` and `vars()` of test-backend-ops), so results can be laid
-side by side; labels repeat in ggml's list, so a case is known by its number.
+side by side; labels repeat in ggml's list, so a case is known by its number. Behind that list stand the cases of ops of
+which ggml's program has none, from the ops' own files.
 """
 import dataclasses
 import functools
 import itertools
 import math
+import zlib
 from collections.abc import Callable
+
+import numpy as np
 
 import ggjit as gg
 from ggjit.ops.core.discovery import declared
 from ggjit.ops.core.errors import NotSupported
+from ggjit.ops.core.spec import Inputs, all_specs
 from ggjit.ops.core.types import BY_NAME, Type
 from ggjit.tools.suite.cases.inputs import uniform
 
@@ -118,9 +123,29 @@ def padded(n, block):
     return -(-n // block) * block
 
 
+def _of_spec(op, case):
+    """A case of an op's own file as one of the suite."""
+    def build(m):
+        inputs = Inputs(m.ctx, np.random.default_rng(zlib.crc32(case.name.encode())))
+        out = case.build(inputs)
+        m.leaves += [(t, lambda rng, ne, values=values: values) for t, values in inputs.data]
+        return out
+    return SuiteCase(op.name.lower(), op.name, case.name, build, case.max_nmse, wrong=case.wrong)
+
+
+def not_in_ggmls_list(known):
+    """The cases of ops that ggml's program has none of, from their files.  known: labels of the ops it has."""
+    for op, spec in sorted(all_specs().items()):
+        names = {op.name, *(b.__name__.upper() for b in spec.builders)}
+        if spec.cases and not spec.calls_python and not names & known:
+            yield from (_of_spec(op, case) for case in spec.cases())
+
+
 @functools.cache
 def all_cases():
-    """Every case of every family, numbered; the order is the families' and never depends on what is supported."""
+    """Every case of every family, numbered, then those that ops of their own bring: what is supported changes nothing
+    about the order."""
     families = (family for _, family in declared("ggjit.tools.suite.cases", "FAMILIES"))
-    found = itertools.chain.from_iterable(family() for family in families)
+    found = [*itertools.chain.from_iterable(family() for family in families)]
+    found += not_in_ggmls_list({c.op for c in found})
     return tuple(dataclasses.replace(c, index=i) for i, c in enumerate(found))
