@@ -16,6 +16,7 @@ from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.silero import load_vad
 from ggjit.models.networks.whisper import Whisper
 from ggjit.models.speech.mel import LogMel
+from ggjit.models.speech.streaming import Stream
 from ggjit.models.speech.tokens import Vocabulary
 from ggjit.models.speech.transcript import Language, Transcript
 from ggjit.models.speech.transcription import UNIT, Options, Windows
@@ -145,6 +146,20 @@ class Speech:
         if asked == "auto":
             return min(n, max(64, -(-(round(sound.seconds * 50) + 32) // 64) * 64))
         return integer("audio_ctx", asked, 1, n, " frames of 20 ms")
+
+    @typed_call
+    def stream(self, step=1.0, longest=20.0, sample_rate=RATE, **options):
+        """A Stream for sound that is coming in: text that two transcriptions in a row agree on.
+
+            s = m.stream(language="en")
+            for chunk in microphone:
+                print("".join(w.word for w in s.feed(chunk)), end="")
+            s.finish(); s.text, s.delay
+
+        step: seconds of new sound before it is heard again; longest: seconds that are heard at once.  options: as
+        transcribe.  Errors: ParamError.
+        """
+        return Stream(self, step, longest, sample_rate, **options)
 
     # ------------------------------------------------------------ parts of it
     @typed_call
