@@ -540,3 +540,45 @@ def test_the_command(small, tmp_path, capsys):
         assert not options or "--vtt" not in options or out.startswith("WEBVTT")
     assert main(["transcribe", str(tmp_path / "none.wav"), "-m", str(small)]) == 1
     assert "none.wav" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- inside
+def test_named_values(model, tensors, mel, encoded):
+    names = {s.name for s in model.names()}
+    assert {"conv1", "enc_result", "logits", "result_norm", "blk.1.enc_l_out", "blk.0.dec_ffn_out", "blk.1.cross_attn",
+            "blk.0.cross_kq_soft_max"} <= names
+    tokens = [*PROMPT, 7, 8]
+    logits, cross = Reference(tensors, 2).decode(encoded, tokens)
+    got = model.capture(["enc_result", "logits", "blk.0.cross_kq_soft_max"], mel, tokens)
+    assert relative(got["enc_result"], encoded) < 1e-5 and nmse(got["logits"][:5], logits) < 1e-9
+    assert np.abs(got["blk.0.cross_kq_soft_max"].reshape(2, -1, 64)[:, :5] - cross[0]).max() < 1e-5
+    with pytest.raises(ParamError, match="nearest"):
+        model.capture("blk.9.nothing", mel)
+
+
+def test_patched_values(model, mel):
+    before = model.encode(mel)
+    with model.patch({"blk.1.enc_ffn_out": 0, "blk.1.enc_attn_out": lambda x: 0 * x}):
+        got = model.capture(["blk.0.enc_l_out", "blk.1.enc_l_out"], mel)
+        assert np.array_equal(got["blk.0.enc_l_out"], got["blk.1.enc_l_out"])       # the layer adds nothing
+        assert relative(model.encode(mel), before) > 0.01
+    assert np.array_equal(model.encode(mel), before)
+
+
+def test_pictures(model):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    x = noise(1.2)
+    s = model.spectrogram(x)
+    assert s.values.shape == (80, 120) and s._repr_png_().startswith(b"\x89PNG")
+    try:
+        a = model.listening(x, "en")
+    except ParamError:                                      # it heard nothing in this noise
+        a = model.listening(noise(1.2, 3), "en")
+    assert a.alignment.weights.shape == (len(a.alignment.pieces), 60)
+    assert all(np.allclose(w.sum(1), 1, atol=1e-3) for w in a.heads.values())
+    assert a._repr_png_() and a.plot_word(0).get_title()
+    for axes in (s.plot(), a.plot(), a.plot_word(0)):       # readable on any page
+        assert axes.figure.get_facecolor() == (1, 1, 1, 1) and axes.xaxis.label.get_color() == "#222222"
+    plt.close("all")
+    with pytest.raises(ParamError, match="word"):
+        a.plot_word(10**6)
