@@ -14,8 +14,8 @@ import hashlib
 
 import numpy as np
 
-from ggjit.alloc.ggml import columns as col
 from ggjit.alloc.ggml.alias import MODERN, THROUGH_VIEWS
+from ggjit.alloc.ggml.graph_record import EV_ALLOC, EV_TRIM
 from ggjit.alloc.ggml.legacy.graph_alloc_2023 import plan_2023
 from ggjit.alloc.ggml.problem import ggml_plan
 from ggjit.alloc.offsets.chunked import plan_chunks
@@ -24,10 +24,11 @@ from ggjit.alloc.plan_request import PlanOptions
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.progress import busy
-from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
+from ggjit.ops.core.record import T_NB, T_NE, T_TYPE
 
 _GGML = PlanOptions()
 REMEMBERED = 8                  # plans of "best" that are kept
+ASKED = ("id", "view", "view_offs", "flags", "size", "buft")
 LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]       # what aliasing reads of a table row
 
 _remembered = collections.OrderedDict()         # {what was asked: GraphPlan}, the one used last at the end
@@ -52,8 +53,8 @@ def plan_graph(request, options=_GGML):
 
 def _once(p, request, options, search):
     """The plan that was found for an equal Problem and options, else that of search(); a copy, which may be changed."""
-    asked = (col.column(p.ws, p.m, col.ID, col.BUFT + 1 - col.ID), p.table[p.col(col.ID)][:, LAYOUT],
-             col.column(p.ws, p.m, col.SRC, MAX_SRC)[:p.n_nodes * MAX_SRC])
+    asked = (*(p.tensors[field] for field in ASKED), p.table[p.tensors["id"]][:, LAYOUT],
+             p.tensors["src"][:p.n_nodes])
     key = hashlib.blake2b(repr((p.n_nodes, request.alignment, request.max_size, options.time_limit, options.capacity,
                                options.node_limit)).encode() + b"|".join(a.tobytes() for a in asked)).digest()
     with _remembering:
@@ -89,7 +90,7 @@ def best_plan(make, limits, options):
 def _improve(p, plan, limits, clock, goal, node_limit):
     """Plan every buffer of `plan` offline; returns a plan that is nowhere above it."""
     sizes, how = [list(c) for c in plan.chunk_sizes], set()
-    chunk, offs = p.col(col.A_CHUNK), p.col(col.A_OFFS)
+    chunk, offs = p.graph.allocation["chunk"], p.graph.allocation["offs"]
     for b in range(p.n_buffers):
         keep = np.flatnonzero(plan.a_buffer == b)
         if not len(keep) or sum(sizes[b]) <= max(plan.lower_bounds[b], goal if p.n_buffers == 1 else 0):
@@ -118,5 +119,5 @@ def _signed_events(plan, keep):
     number = np.zeros(len(plan.a_id) + 1, np.int64)
     number[keep] = np.arange(1, len(keep) + 1)
     kind, a = plan.events[:, 0], plan.events[:, 1]
-    signed = np.where(kind == col.EV_ALLOC, number[a], -number[a])
-    return signed[(number[a] > 0) & (kind != col.EV_TRIM)]
+    signed = np.where(kind == EV_ALLOC, number[a], -number[a])
+    return signed[(number[a] > 0) & (kind != EV_TRIM)]

@@ -52,8 +52,7 @@ class PlanRequest:
 
     def problem(self, in_place):
         """The Problem that planners work on.  Errors: GraphError, ShapeError, IndexRangeError, ParamError."""
-        return Problem(self.table, self.node_ids, self.leaf_ids, self.sizes, self.alignment, self.node_buffers,
-                       self.leaf_buffers, in_place, outputs=self.outputs)
+        return Problem(self, in_place)
 
     def in_order(self, pick):
         """The request with its nodes in another order.  pick: for each place the number of the node."""

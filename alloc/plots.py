@@ -23,7 +23,7 @@ from ggjit.ops.core.whole_file import whole_file
 
 # colours that readers with any colour vision tell apart; source: Okabe and Ito, Color Universal Design, 2008
 PALETTE = ("#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#f0e442", "#0072b2")
-OTHER = "#a6a6a6"               # of what comes after the palette's last
+OTHER = "#a6a6a6"               # colour of everything beyond the palette
 LIVE, BOUND, RIM = "#000000", "#b3004b", "#ffffff"
 # steps that a buffer lives at most, and its colour, dark to light (cividis)
 LIFETIMES = ((1, "1 step", "#31446b"), (3, "2 to 3 steps", "#666970"), (10, "4 to 10 steps", "#958f78"),

@@ -45,6 +45,6 @@ def reorder(request, beam=8, in_place=None):
             new, order = plan, other
         if new.peak == found.peak:
             break
-    if new.peak >= nbytes.peak(given):          # else sure without a search
+    if new.peak >= nbytes.peak(given):          # otherwise no search is needed
         old = planned(given, searched)
     return request.node_ids[order] if new.peak < old.peak else request.node_ids

@@ -91,7 +91,7 @@ def saving(planner, plan_with, best=None):
         return Saving(planner, {"best": best.peak}, {"best": best.seconds})
     plans, seconds = {planner: plan_with(planner), "best": best}, {"best": best.seconds}
     for name in (planner, "best")[:1 + (best.peak == best.lower_bound)]:        # above it, the search took its time
-        t0 = time.thread_time()                 # of a second call: the first loads code
+        t0 = time.thread_time()                 # the second call is timed: the first loads code
         plan_with(name)
         seconds[name] = time.thread_time() - t0
     return Saving(planner, {name: plan.peak for name, plan in plans.items()}, seconds)

@@ -1,6 +1,6 @@
 """ggml's allocators, offset for offset.
 
-    columns       the memory all passes over one graph share; localize: filled from the tensor table
+    graph_record  what all passes over one graph share; localize: filled from the tensor table
     alias         which tensors share memory, as events over allocations
     free_list     ggml's best-fit list; placement: the events run through it, and tensors get their places;
                   best_fit: the same offsets, found quickly

@@ -7,13 +7,13 @@ reuse, flags.  It never looks at the free list, so its result, a list of events 
 Three rules:
     MODERN   current ggml.  A view is never "own", so ops behind a reshape never work in place.
     VIEWS    MODERN with that branch alive: a whole view at offset 0 whose root has no other user may be reused.
-    2023     `legacy/alias_2023.py`: the allocator of ggml's November 2023 sources (rows A10.*).
+    2023     `legacy/alias_2023.py`: the allocator of ggml's November 2023 sources.
 """
 
-from ggjit.alloc.ggml import columns as col
-from ggjit.alloc.ggml.columns import base_of, pad, put_event
+from ggjit.alloc.ggml import graph_record as col
+from ggjit.alloc.ggml.graph_record import base_of, graph_at, pad, put_event
 from ggjit.ops.core import record as rec
-from ggjit.ops.native.jit import i64s, inlined, native
+from ggjit.ops.native.jit import exact, native
 
 MODERN, THROUGH_VIEWS = 0, 1
 
@@ -34,11 +34,10 @@ CAUSE_TEXT = (
 )
 
 
-@inlined
-def same_layout(t, a, b):
+@exact
+def same_layout(g, a, b):
     """Type, ne and nb of table rows a and b are equal."""
-    a *= rec.T_WORDS
-    b *= rec.T_WORDS
+    t, a, b = g.table, a * rec.T_WORDS, b * rec.T_WORDS
     if t[a + rec.T_TYPE] != t[b + rec.T_TYPE]:
         return False
     for k in range(4):
@@ -47,170 +46,162 @@ def same_layout(t, a, b):
     return True
 
 
-@inlined
-def new_allocation(w, m, cnt, i, buft, size, step, n_steps):
-    """Allocation number cnt[0] for tensor i; appends its event."""
-    a = cnt[0]
-    cnt[0] += 1
-    w[col.A_FIRST * m + a] = i
+@exact
+def new_allocation(g, i, buft, size, step):
+    """The next allocation, for tensor i; appends its event."""
+    a = g.count.allocations
+    g.count.allocations += 1
+    g.allocation[a].first = i
     step = max(step, 0)
-    w[col.A_LO * m + a] = step
-    w[col.A_HI * m + a] = n_steps
-    w[col.A_SIZE * m + a] = size
-    w[col.A_CUR * m + a] = size
-    w[col.A_BUFT * m + a] = buft
-    w[col.ALLOC * m + i] = a
-    put_event(w, m, cnt[1], col.EV_ALLOC, a, size, step)
-    cnt[1] += 1
+    g.allocation[a].lo = step
+    g.allocation[a].hi = g.n_steps
+    g.allocation[a].size = size
+    g.allocation[a].left = size
+    g.allocation[a].buft = buft
+    g.tensor[i].alloc = a
+    put_event(g, col.EV_ALLOC, a, size, step)
 
 
-@inlined
-def _take_over(w, m, cnt, i, root, alignment, step):
+@exact
+def _take_over(g, i, root, step):
     """Node i gets root's allocation; what it does not need is given back."""
-    a = w[col.ALLOC * m + root]
-    w[col.ALLOC * m + i] = a
-    w[col.OWN * m + root] = 0
-    w[col.CAUSE * m + i] = IN_PLACE
-    w[col.CAUSE_SRC * m + i] = root
-    keep = pad(w[col.SIZE * m + i], alignment[w[col.A_BUFT * m + a]])
-    if keep < w[col.A_CUR * m + a]:
-        put_event(w, m, cnt[1], col.EV_TRIM, a, keep, max(step, 0))
-        cnt[1] += 1
-        w[col.A_CUR * m + a] = keep
+    a = g.tensor[root].alloc
+    g.tensor[i].alloc = a
+    g.tensor[root].own = 0
+    g.tensor[i].cause = IN_PLACE
+    g.tensor[i].cause_src = root
+    keep = pad(g.tensor[i].size, g.alignment[g.allocation[a].buft])
+    if keep < g.allocation[a].left:
+        put_event(g, col.EV_TRIM, a, keep, max(step, 0))
+        g.allocation[a].left = keep
 
 
-@inlined
-def _reuse(t, w, m, cnt, i, p, rule, alignment, step):
+@exact
+def _reuse(g, i, p, step):
     """Try to compute node i in the memory of its source p."""
-    root = base_of(w, m, p)
+    root = base_of(g, p)
     cause = SRC_IS_VIEW
-    if w[col.VIEW * m + p] < col.NONE or not w[col.OWN * m + root]:
+    if g.tensor[p].view < col.NONE or not g.tensor[root].own:
         cause = SRC_EXTERNAL
-    elif (w[col.FLAGS * m + p] | w[col.FLAGS * m + root]) & col.OUTPUT:
+    elif (g.tensor[p].flags | g.tensor[root].flags) & col.OUTPUT:
         cause = SRC_OUTPUT
-    elif not same_layout(t, w[col.ID * m + i], w[col.ID * m + p]):
+    elif not same_layout(g, g.tensor[i].id, g.tensor[p].id):
         cause = SRC_LAYOUT
-    elif w[col.KIDS * m + p] != 1 or (step < 0 and w[col.USES * m + p] != 1):
+    elif g.tensor[p].kids != 1 or (step < 0 and g.tensor[p].uses != 1):
         cause = SRC_SHARED
-    elif w[col.VIEWS * m + p] != 0:
+    elif g.tensor[p].views != 0:
         cause = SRC_VIEWED
     elif root == p:
         cause = IN_PLACE
-    elif w[col.VIEWS * m + root] != 1 or w[col.KIDS * m + root] != 0 or w[col.VOFFS * m + p] != 0:
+    elif g.tensor[root].views != 1 or g.tensor[root].kids != 0 or g.tensor[p].view_offs != 0:
         cause = SRC_VIEWED
-    elif rule == THROUGH_VIEWS:
-        a = w[col.ALLOC * m + root]
-        if pad(w[col.SIZE * m + i], alignment[w[col.A_BUFT * m + a]]) <= w[col.A_CUR * m + a]:
+    elif g.rule == THROUGH_VIEWS:
+        a = g.tensor[root].alloc
+        if pad(g.tensor[i].size, g.alignment[g.allocation[a].buft]) <= g.allocation[a].left:
             cause = IN_PLACE
     if cause == IN_PLACE:
-        _take_over(w, m, cnt, i, root, alignment, step)
+        _take_over(g, i, root, step)
         return True
-    if cause > w[col.CAUSE * m + i]:                # the source that came nearest is blamed
-        w[col.CAUSE * m + i] = cause
-        w[col.CAUSE_SRC * m + i] = p
+    if cause > g.tensor[i].cause:                # the source that came nearest is blamed
+        g.tensor[i].cause = cause
+        g.tensor[i].cause_src = p
     return False
 
 
-@inlined
-def _allocate(t, w, m, cnt, i, buft, rule, alignment, step, n_nodes, n_steps):
-    flags = w[col.FLAGS * m + i]
-    if w[col.OWN * m + i] or flags & col.EXTERNAL or w[col.VIEW * m + i] != col.NONE:
+@exact
+def _allocate(g, i, buft, step):
+    flags = g.tensor[i].flags
+    if g.tensor[i].own or flags & col.EXTERNAL or g.tensor[i].view != col.NONE:
         return
-    w[col.OWN * m + i] = 1
-    if i < n_nodes:
-        w[col.CAUSE * m + i] = NO_SOURCE if flags & col.CAN_INPLACE else OP_CANNOT
+    g.tensor[i].own = 1
+    if i < g.n_nodes:
+        g.tensor[i].cause = NO_SOURCE if flags & col.CAN_INPLACE else OP_CANNOT
         if flags & col.CAN_INPLACE:
             for j in range(rec.MAX_SRC):
-                p = w[col.SRC * m + i * rec.MAX_SRC + j]
-                if p >= 0 and _reuse(t, w, m, cnt, i, p, rule, alignment, step):
+                p = g.tensor[i].src[j]
+                if p >= 0 and _reuse(g, i, p, step):
                     return
-    new_allocation(w, m, cnt, i, buft, pad(w[col.SIZE * m + i], alignment[buft]), step, n_steps)
+    new_allocation(g, i, buft, pad(g.tensor[i].size, g.alignment[buft]), step)
 
 
-@inlined
-def _free(w, m, cnt, i, step):
+@exact
+def _free(g, i, step):
     """Give tensor i's memory back, unless it is an output (or was handed on)."""
-    if w[col.FLAGS * m + i] & col.OUTPUT or not w[col.OWN * m + i]:
+    if g.tensor[i].flags & col.OUTPUT or not g.tensor[i].own:
         return
-    a = w[col.ALLOC * m + i]
-    w[col.OWN * m + i] = 0
-    w[col.A_HI * m + a] = step + 1
-    put_event(w, m, cnt[1], col.EV_FREE, a, w[col.A_CUR * m + a], step)
-    cnt[1] += 1
+    a = g.tensor[i].alloc
+    g.tensor[i].own = 0
+    g.allocation[a].hi = step + 1
+    put_event(g, col.EV_FREE, a, g.allocation[a].left, step)
 
 
-@inlined
-def _count(t, w, m, cnt, n_nodes, rule, alignment, n_steps):
+@exact
+def _count(g):
     """Children with multiplicity, views of nodes; input-flagged tensors are allocated as they are met.
 
     At that moment (step -1) counts are partial: ggml may hand a tensor with later users to an input-flagged node that
     works in place, and corrupts it.  USES prevents exactly that.
     """
-    for i in range(n_nodes):
-        if w[col.VIEW * m + i] >= 0:
-            w[col.USES * m + w[col.VIEW * m + i]] += 1
+    for i in range(g.n_nodes):
+        if g.tensor[i].view >= 0:
+            g.tensor[g.tensor[i].view].uses += 1
         for j in range(rec.MAX_SRC):
-            s = w[col.SRC * m + i * rec.MAX_SRC + j]
+            s = g.tensor[i].src[j]
             if s >= 0:
-                w[col.USES * m + s] += 1
-    for i in range(n_nodes):
-        root = w[col.VIEW * m + i]
-        if root >= 0 and not w[col.FLAGS * m + i] & col.MARKER:
-            w[col.VIEWS * m + root] += 1
+                g.tensor[s].uses += 1
+    for i in range(g.n_nodes):
+        root = g.tensor[i].view
+        if root >= 0 and not g.tensor[i].flags & col.MARKER:
+            g.tensor[root].views += 1
         for j in range(-1, rec.MAX_SRC):            # the node itself, then its sources
-            s = w[col.SRC * m + i * rec.MAX_SRC + j] if j >= 0 else i
+            s = g.tensor[i].src[j] if j >= 0 else i
             if s < 0:
                 continue
             if j >= 0:
-                w[col.KIDS * m + s] += 1
-            if w[col.FLAGS * m + s] & col.INPUT:
-                _allocate(t, w, m, cnt, s, w[col.BUFT * m + i], rule, alignment, -1, n_nodes, n_steps)
+                g.tensor[s].kids += 1
+            if g.tensor[s].flags & col.INPUT:
+                _allocate(g, s, g.tensor[i].buft, -1)
 
 
-@inlined
-def _release(w, m, cnt, p, step):
+@exact
+def _release(g, p, step):
     """One use of p is over."""
-    w[col.KIDS * m + p] -= 1
-    if w[col.KIDS * m + p] != 0 or w[col.VIEWS * m + p] != 0:
+    g.tensor[p].kids -= 1
+    if g.tensor[p].kids != 0 or g.tensor[p].views != 0:
         return
-    root = w[col.VIEW * m + p]
+    root = g.tensor[p].view
     if root >= 0:
-        w[col.VIEWS * m + root] -= 1
-        if w[col.VIEWS * m + root] == 0 and w[col.KIDS * m + root] == 0:
-            _free(w, m, cnt, root, step)
+        g.tensor[root].views -= 1
+        if g.tensor[root].views == 0 and g.tensor[root].kids == 0:
+            _free(g, root, step)
     elif root == col.NONE:
-        _free(w, m, cnt, p, step)
+        _free(g, p, step)
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def alias_modern(table, n_rows, ws, m, n_nodes, rule, alignments, n_buffers, counts):
-    """Events of current ggml's graph allocator.  counts[0..1] return the numbers of allocations and of events."""
-    t = i64s(table, n_rows * rec.T_WORDS)
-    w = i64s(ws, col.COLUMNS * m)
-    alignment = i64s(alignments, n_buffers)
-    cnt = i64s(counts, 2)
-    cnt[0] = 0
-    cnt[1] = 0
-    n_steps = max(n_nodes, 1)
-    for i in range(m):
-        w[col.CAUSE * m + i] = NOTHING_TO_PLACE
-        w[col.CAUSE_SRC * m + i] = col.NONE
-        w[col.USES * m + i] = 0
-    for i in range(n_nodes, m):                 # ggml forgets views among the leafs, and frees under them
-        if w[col.VIEW * m + i] >= 0:
-            w[col.VIEWS * m + w[col.VIEW * m + i]] += 1
-        if not w[col.FLAGS * m + i] & col.EXTERNAL and w[col.VIEW * m + i] == col.NONE:
-            w[col.OWN * m + i] = 1
-            buft = w[col.BUFT * m + i]
-            new_allocation(w, m, cnt, i, buft, pad(w[col.SIZE * m + i], alignment[buft]), 0, n_steps)
-    _count(t, w, m, cnt, n_nodes, rule, alignment, n_steps)
-    for i in range(n_nodes):
+@native("i64(i64)")
+def alias_modern(address):
+    """Events of current ggml's graph allocator, for a GRAPH record."""
+    g = graph_at(address)
+    g.count.allocations = g.count.events = 0
+    for i in range(g.m):
+        g.tensor[i].cause = NOTHING_TO_PLACE
+        g.tensor[i].cause_src = col.NONE
+        g.tensor[i].uses = 0
+    for i in range(g.n_nodes, g.m):                 # ggml forgets views among the leafs, and frees under them
+        if g.tensor[i].view >= 0:
+            g.tensor[g.tensor[i].view].views += 1
+        if not g.tensor[i].flags & col.EXTERNAL and g.tensor[i].view == col.NONE:
+            g.tensor[i].own = 1
+            buft = g.tensor[i].buft
+            new_allocation(g, i, buft, pad(g.tensor[i].size, g.alignment[buft]), 0)
+    _count(g)
+    for i in range(g.n_nodes):
         for j in range(rec.MAX_SRC + 1):            # sources, then the node itself
-            s = w[col.SRC * m + i * rec.MAX_SRC + j] if j < rec.MAX_SRC else i
+            s = g.tensor[i].src[j] if j < rec.MAX_SRC else i
             if s >= 0:
-                _allocate(t, w, m, cnt, s, w[col.BUFT * m + i], rule, alignment, i, n_nodes, n_steps)
+                _allocate(g, s, g.tensor[i].buft, i)
         for j in range(rec.MAX_SRC):
-            s = w[col.SRC * m + i * rec.MAX_SRC + j]
+            s = g.tensor[i].src[j]
             if s >= 0:
-                _release(w, m, cnt, s, i)
+                _release(g, s, i)
     return col.OK

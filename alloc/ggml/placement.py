@@ -1,48 +1,45 @@
 """From an aliasing pass's events to places: ggml's free list gives allocations their offsets, tensors follow them."""
 import numpy as np
+from numba import from_dtype
 
-from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml import graph_record as col
 from ggjit.alloc.ggml.alias import IN_PLACE
-from ggjit.alloc.ggml.columns import base_of, pad
 from ggjit.alloc.ggml.free_list import CAP_BLOCKS, CHUNK_HEAD, HEAD, N_CHUNKS, list_alloc, list_free
+from ggjit.alloc.ggml.graph_record import base_of, graph_at, pad
 from ggjit.ops.core.record import T_VIEW_SRC, T_WORDS
-from ggjit.ops.native.jit import i64s, native
+from ggjit.ops.native.jit import array_maker, i64s, native
+from ggjit.ops.native.records import row
 
-# rows of what `resolve` fills; see GraphPlan
-P_BUFFER, P_CHUNK, P_OFFS, P_SIZE, P_ALLOC, P_ROOT = range(6)
-P_ROWS = 6
+PLACE = row("buffer", "chunk", "offs", "size", "alloc", "root")         # of a tensor; see GraphPlan
+_places = array_maker(from_dtype(PLACE))
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64)")
-def replay(ws, m, n_ev, states, words, n_buffers, info):
-    """Run n_ev events through n_buffers allocators of `words` words each; fills A_CHUNK and A_OFFS.
+@native("i64(i64, i64, i64)")
+def replay(address, states, words):
+    """Run the events of a GRAPH record through its allocators, `words` words each; fills chunk and offs.
 
-    info[0]: the allocation that found no room.  On NO_ROOM the states are those at the failure.
+    count.a: the allocation that found no room.  On NO_ROOM the states are those at the failure.
     """
-    w = i64s(ws, col.COLUMNS * m)
-    st = i64s(states, n_buffers * words)
-    bad = i64s(info, 1)
-    cur = np.empty(m, np.int64)
-    for i in range(m):
-        cur[i] = w[col.A_SIZE * m + i]
-    for k in range(n_ev):
-        e = col.EV * m + col.EV_WORDS * k
-        kind, i, nbytes = w[e], w[e + 1], w[e + 2]
-        a = w[col.A_BUFT * m + i] * words
-        if kind == col.EV_ALLOC:
+    g = graph_at(address)
+    st, left = i64s(states, g.n_buffers * words), np.empty(g.m, np.int64)
+    for i in range(g.count.allocations):
+        left[i] = g.allocation[i].size
+    for k in range(g.count.events):
+        e = g.event[k]
+        i, nbytes = e.alloc, e.nbytes
+        a, x = g.allocation[i].buft * words, g.allocation[i]
+        g.count.a = i
+        if e.kind == col.EV_ALLOC:
             chunk, offs = list_alloc(st, a, nbytes)
             if offs < 0:
-                bad[0] = i
                 return col.NO_ROOM
-            w[col.A_CHUNK * m + i] = chunk
-            w[col.A_OFFS * m + i] = offs
+            x.chunk, x.offs = chunk, offs
             continue
-        start = w[col.A_OFFS * m + i]
-        if kind != col.EV_FREE:                     # trim: keep nbytes, give the tail back
+        start = x.offs
+        if e.kind != col.EV_FREE:                   # trim: keep nbytes, give the tail back
             start += nbytes
-            nbytes, cur[i] = cur[i] - nbytes, nbytes
-        if not list_free(st, a, w[col.A_CHUNK * m + i], start, nbytes):
-            bad[0] = i
+            nbytes, left[i] = left[i] - nbytes, nbytes
+        if not list_free(st, a, x.chunk, start, nbytes):
             return col.NO_ROOM
     return col.OK
 
@@ -57,25 +54,22 @@ def chunk_sizes(states, words, n_buffers):
     return out
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
-def resolve(table, n_rows, ws, m, views_carry, alignments, n_buffers, out):
-    """Fill P_ROWS rows of m words.  views_carry: views know allocation and offset themselves (the 2023 pass)."""
-    t, w = i64s(table, n_rows * T_WORDS), i64s(ws, col.COLUMNS * m)
-    alignment, o = i64s(alignments, n_buffers), i64s(out, P_ROWS * m)
-    for i in range(m):
-        root = base_of(w, m, i)
-        a = w[col.ALLOC * m + (i if views_carry else root)]
-        if a < 0 or w[col.FLAGS * m + i] & col.EXTERNAL:
-            viewed = t[w[col.ID * m + i] * T_WORDS + T_VIEW_SRC]
-            o[P_BUFFER * m + i] = o[P_CHUNK * m + i] = o[P_OFFS * m + i] = o[P_ALLOC * m + i] = -1
-            o[P_SIZE * m + i] = 0
-            o[P_ROOT * m + i] = viewed if viewed >= 0 else w[col.ID * m + root]
+@native("i64(i64, i64, i64)")
+def resolve(address, views_carry, out):
+    """Fill a PLACE for each tensor.  views_carry: views know allocation and offset themselves (the 2023 pass)."""
+    g = graph_at(address)
+    places = _places(out, g.m)
+    for i in range(g.m):
+        root, x, at = base_of(g, i), g.tensor[i], places[i]
+        a = x.alloc if views_carry else g.tensor[root].alloc
+        if a < 0 or x.flags & col.EXTERNAL:
+            viewed = g.table[x.id * T_WORDS + T_VIEW_SRC]
+            at.buffer = at.chunk = at.offs = at.alloc = -1
+            at.size, at.root = 0, viewed if viewed >= 0 else g.tensor[root].id
             continue
-        own = w[col.VIEW * m + i] == col.NONE or w[col.CAUSE * m + i] == IN_PLACE      # a view otherwise: no bytes
-        o[P_BUFFER * m + i] = w[col.A_BUFT * m + a]
-        o[P_CHUNK * m + i] = w[col.A_CHUNK * m + a]
-        o[P_OFFS * m + i] = w[col.A_OFFS * m + a] + w[(col.DREL if views_carry else col.VOFFS) * m + i]
-        o[P_SIZE * m + i] = pad(w[col.SIZE * m + i], alignment[w[col.A_BUFT * m + a]]) if own else 0
-        o[P_ALLOC * m + i] = a
-        o[P_ROOT * m + i] = w[col.ID * m + w[col.A_FIRST * m + a]]
+        own = x.view == col.NONE or x.cause == IN_PLACE         # a view otherwise: no bytes
+        from_start = x.rel_offs if views_carry else x.view_offs
+        at.buffer, at.chunk, at.offs = g.allocation[a].buft, g.allocation[a].chunk, g.allocation[a].offs + from_start
+        at.size = pad(x.size, g.alignment[g.allocation[a].buft]) if own else 0
+        at.alloc, at.root = a, g.tensor[g.allocation[a].first].id
     return 0

@@ -1,17 +1,18 @@
-"""One graph in dense columns, checked, and ggml's own plan of it: what every planner starts from.
+"""One graph in dense rows, checked, and ggml's own plan of it: what every planner starts from.
 
-    table + ids --localize--> dense columns --alias_*--> events over allocations --replay--> ggml's offsets
+    table + ids --localize--> dense rows --alias_*--> events over allocations --replay--> ggml's offsets
                 --resolve--> the place of every tensor
 """
 import dataclasses
 
 import numpy as np
 
-from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml import graph_record as col
 from ggjit.alloc.ggml.alias import CAUSE_TEXT, IN_PLACE, MODERN, THROUGH_VIEWS, alias_modern
 from ggjit.alloc.ggml.free_list import UNBOUNDED, new_states
+from ggjit.alloc.ggml.graph_record import ALLOCATION, EVENT, GRAPH
 from ggjit.alloc.ggml.localize import localize
-from ggjit.alloc.ggml.placement import P_ROWS, chunk_sizes, replay, resolve
+from ggjit.alloc.ggml.placement import PLACE, chunk_sizes, replay, resolve
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.record import T_WORDS
 from ggjit.ops.core.whole_numbers import is_whole
@@ -151,80 +152,75 @@ _REFUSALS = {
 
 
 class Problem:
-    """One graph in dense columns, checked; the passes run on `ws`."""
+    """One graph in dense rows, checked; the passes run on `graph`, a GRAPH record.
 
-    def __init__(self, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers, in_place, own=None,
-                 outputs=()):
-        node_ids, leaf_ids = check_ids("node_ids", node_ids), check_ids("leaf_ids", leaf_ids)
+    request: what a PlanRequest has; in_place: uint8 by op number; own: per local tensor, non-zero where a tensor with
+    a buffer belongs to the allocator itself (2023).
+    """
+
+    def __init__(self, request, in_place, own=None):
+        node_ids, leaf_ids = check_ids("node_ids", request.node_ids), check_ids("leaf_ids", request.leaf_ids)
+        table = request.table
         if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != T_WORDS or not table.flags.c_contiguous:
             raise ShapeError(f"table: expected a C-contiguous int64 matrix of {T_WORDS} columns, got "
                              f"{table.dtype} {table.shape}")
-        self.table, self.n_rows = table, len(table)
-        self.n_nodes, self.m = len(node_ids), len(node_ids) + len(leaf_ids)
-        self.n_buffers = len(alignments)
-        self.alignments = np.array(alignments, np.int64)
-        m = self.m
-        self.ws = col.new_work(m)
-        ids, size, buft = self.col(col.ID), self.col(col.SIZE), self.col(col.BUFT)
-        ids[:self.n_nodes], ids[self.n_nodes:] = node_ids, leaf_ids
-        size[:self.n_nodes] = _sizes("node sizes", sizes[0], self.n_nodes)
-        size[self.n_nodes:] = _sizes("leaf sizes", sizes[1], m - self.n_nodes)
-        check_total(size, max(alignments), "graph")
-        buft[:self.n_nodes] = 0 if node_buffers is None else node_buffers
-        buft[self.n_nodes:] = 0 if leaf_buffers is None else leaf_buffers
-        info = np.zeros(3, np.int64)
-        own = 0 if own is None else np.ascontiguousarray(own, np.int64)
-        outputs = check_ids("outputs", outputs)
-        self.raise_for(localize(table, self.n_rows, self.ws, m, self.n_nodes, in_place, len(in_place), self.n_buffers,
-                             own, outputs, len(outputs), info), info)
+        self.table, self.n_nodes, self.m = table, len(node_ids), len(node_ids) + len(leaf_ids)
+        self.alignments, self.n_buffers = np.array(request.alignment, np.int64), len(request.alignment)
+        outputs, n = check_ids("outputs", request.outputs), self.n_nodes
+        self.graph = GRAPH.of(
+            n_rows=len(table), table=table, m=self.m, n_nodes=n, n_steps=max(n, 1), rule=MODERN,
+            n_buffers=self.n_buffers, alignment=self.alignments, n_in_place=len(in_place), in_place=in_place,
+            has_own=int(own is not None), own=np.empty(0, np.int64) if own is None else own,
+            n_outputs=len(outputs), outputs=outputs)
+        self.tensors = x = self.graph.tensor
+        x["id"][:n], x["id"][n:] = node_ids, leaf_ids
+        x["size"][:n] = _sizes("node sizes", request.sizes[0], n)
+        x["size"][n:] = _sizes("leaf sizes", request.sizes[1], self.m - n)
+        check_total(x["size"], max(request.alignment), "graph")
+        x["buft"][:n] = 0 if request.node_buffers is None else request.node_buffers
+        x["buft"][n:] = 0 if request.leaf_buffers is None else request.leaf_buffers
+        self.raise_for(localize(self.graph))
 
-    def col(self, k):
-        return col.column(self.ws, self.m, k)
+    @property
+    def allocations(self):
+        """Rows of the allocations that the aliasing pass made."""
+        return self.graph.allocation[:int(self.graph.count["allocations"][0])]
 
-    def alloc_col(self, k):
-        return col.column(self.ws, self.m, k)[:self.n_alloc].copy()
-
-    def raise_for(self, status, info):
-        """The typed error of a pass that did not end with OK; info: what it left."""
+    def raise_for(self, status):
+        """The typed error of a pass that did not end with OK."""
         if status != col.OK:
             error, text = _REFUSALS[status]
-            a, b, at = info.tolist()
-            node = int(self.col(col.ID)[at]) if status == col.NO_DATA else None       # else `at` may be anywhere
-            raise error(text.format(a=a, b=b, at=at, node=node, last_row=self.n_rows - 1,
+            a, b, at = (int(self.graph.count[field][0]) for field in ("a", "b", "at"))
+            node = int(self.tensors["id"][at]) if status == col.NO_DATA else None     # else `at` may be anywhere
+            raise error(text.format(a=a, b=b, at=at, node=node, last_row=len(self.table) - 1,
                                     last_buffer=self.n_buffers - 1))
 
     def alias(self, rule):
-        """Run the modern aliasing pass on fresh columns (localize left the counters at zero)."""
-        counts = np.zeros(3, np.int64)
-        self.raise_for(alias_modern(self.table, self.n_rows, self.ws, self.m, self.n_nodes, rule, self.alignments,
-                                 self.n_buffers, counts), counts)
-        self.n_alloc, self.n_events, self.n_steps = int(counts[0]), int(counts[1]), max(self.n_nodes, 1)
+        """Run the modern aliasing pass on fresh rows (localize left the counters at zero)."""
+        self.graph.rule = rule
+        self.raise_for(alias_modern(self.graph))
 
     def replay(self, states, words):
-        """ggml's free list; raises OutOfMemory when an allocator is bounded and too small (A9.13)."""
-        info = np.zeros(1, np.int64)
-        if replay(self.ws, self.m, self.n_events, states, words, self.n_buffers, info) != col.OK:
-            a = int(info[0])
-            i = int(self.col(col.A_FIRST)[a])
-            raise OutOfMemory(f"not enough space in the buffer: tensor {int(self.col(col.ID)[i])} needs "
-                              f"{int(self.col(col.A_SIZE)[a])} bytes; give a larger buffer or measure first")
+        """ggml's free list; raises OutOfMemory when an allocator is bounded and too small."""
+        if replay(self.graph, states, words) != col.OK:
+            a = self.graph.allocation[int(self.graph.count["a"][0])]
+            raise OutOfMemory(f"not enough space in the buffer: tensor {int(self.tensors['id'][a['first']])} needs "
+                              f"{int(a['size'])} bytes; give a larger buffer or measure first")
 
     def plan(self, planner, rule, sizes, ggml_peak=None):
-        """Columns -> GraphPlan."""
-        m, n = self.m, self.n_nodes
-        tensors = np.empty((P_ROWS, m), np.int64)
-        resolve(self.table, self.n_rows, self.ws, m, int(rule == "2023"), self.alignments, self.n_buffers, tensors)
-        fields = {f"{side}_{name}": row[part] for side, part in (("node", slice(0, n)), ("leaf", slice(n, m)))
-                  for name, row in zip(("buffer", "chunk", "offs", "size", "alloc", "root"), tensors, strict=True)}
-        ids, cause_src = self.col(col.ID), self.col(col.CAUSE_SRC)[:n]
-        allocations = {name: self.alloc_col(k) for name, k in (
-            ("a_lo", col.A_LO), ("a_hi", col.A_HI), ("a_size", col.A_SIZE), ("a_buffer", col.A_BUFT),
-            ("a_chunk", col.A_CHUNK), ("a_offs", col.A_OFFS))}
-        events = col.column(self.ws, m, col.EV, 12)[:4 * self.n_events].reshape(-1, 4).copy()
+        """Rows -> GraphPlan."""
+        n, places = self.n_nodes, np.empty((self.m, len(PLACE)), np.int64)
+        resolve(self.graph, int(rule == "2023"), places)
+        fields = {f"{side}_{name}": column[part] for side, part in (("node", slice(0, n)), ("leaf", slice(n, None)))
+                  for name, column in zip(PLACE.names, places.T.copy(), strict=True)}
+        ids, cause_src, made = self.tensors["id"], self.tensors["cause_src"][:n], self.allocations
+        first, lo, hi, size, _, buft, chunk, offs = made.view(np.int64).reshape(-1, len(ALLOCATION)).T.copy()
+        events = self.graph.event[:int(self.graph.count["events"][0])].view(np.int64).reshape(-1, len(EVENT)).copy()
         return GraphPlan(
-            planner=planner, rule=rule, n_steps=self.n_steps, **fields, **allocations,
-            cause=self.col(col.CAUSE)[:n].copy(), cause_src=np.where(cause_src >= 0, ids[cause_src], -1),
-            a_id=ids[self.alloc_col(col.A_FIRST)], events=events, chunk_sizes=sizes,
+            planner=planner, rule=rule, n_steps=self.graph.n_steps, **fields, a_lo=lo, a_hi=hi, a_size=size,
+            a_buffer=buft, a_chunk=chunk, a_offs=offs,
+            cause=self.tensors["cause"][:n].copy(), cause_src=np.where(cause_src >= 0, ids[cause_src], -1),
+            a_id=ids[first], events=events, chunk_sizes=sizes,
             ggml_peak=sum(map(sum, sizes)) if ggml_peak is None else ggml_peak)
 
 

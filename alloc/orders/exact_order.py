@@ -15,28 +15,15 @@ import collections
 
 import numpy as np
 
-from ggjit.alloc.ggml.columns import (
-    CAN_INPLACE,
-    EXTERNAL,
-    FLAGS,
-    ID,
-    INPUT,
-    MARKER,
-    NONE,
-    OUTPUT,
-    SIZE,
-    SRC,
-    VIEW,
-    VOFFS,
-)
+from ggjit.alloc.ggml.graph_record import CAN_INPLACE, EXTERNAL, INPUT, MARKER, NONE, OUTPUT
 from ggjit.alloc.orders.order_bound import NEVER_CUT, Reach, fewest_before, forced
-from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
+from ggjit.ops.core.record import T_NB, T_NE, T_TYPE
 
 Proof = collections.namedtuple("Proof", "order peak bound states")
 DEEP = 64                       # nodes to look at for a run that ends with no more bytes alive
 CUTS = 16                       # nodes at the peaks of an order to look at for a better one, fewer in large graphs
 LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]
-MAX_STATES = 60_000             # of sets to look at
+MAX_STATES = 60_000             # sets of nodes that a search may visit
 LOOKS = 400_000                 # over the number of nodes: those to look at for a higher bound
 
 
@@ -51,9 +38,9 @@ class Bytes:
 
     def __init__(self, p):
         n, m = p.n_nodes, p.m
-        flags, view = p.col(FLAGS).tolist(), p.col(VIEW).tolist()
-        src = np.asarray(p.ws[SRC * m:(SRC + MAX_SRC) * m]).reshape(m, MAX_SRC)[:n].tolist()
-        self.own = [0 if flags[i] & EXTERNAL or view[i] != NONE else z for i, z in enumerate(p.col(SIZE).tolist())]
+        flags, view, sizes = (p.tensors[field].tolist() for field in ("flags", "view", "size"))
+        src = p.tensors["src"][:n].tolist()
+        self.own = [0 if flags[i] & EXTERNAL or view[i] != NONE else z for i, z in enumerate(sizes)]
         self.given = [i >= n or flags[i] & (INPUT | CAN_INPLACE) == INPUT for i in range(m)]
         self.start = sum(z for z, given in zip(self.own, self.given, strict=True) if given)
         base = lambda i: view[i] if view[i] >= 0 else i                                     # noqa: E731
@@ -68,8 +55,8 @@ class Bytes:
         for i in range(m):
             if view[i] >= 0 and i not in read and (i >= n or not flags[i] & MARKER):
                 self.stays[view[i]] = True
-        layout = p.table[p.col(ID)][:, LAYOUT].tolist()
-        offs, size = p.col(VOFFS).tolist(), p.col(SIZE).tolist()
+        layout = p.table[p.tensors["id"]][:, LAYOUT].tolist()
+        offs, size = p.tensors["view_offs"].tolist(), sizes
 
         def may_take(i, s):
             return (self.own[base(s)] and not (flags[s] | flags[base(s)]) & OUTPUT and layout[s] == layout[i]

@@ -18,287 +18,311 @@ view op writes the storage it views (CPY, SET_ROWS, ACC, optimiser steps).
 import itertools
 
 import numpy as np
+from numba import from_dtype
 
-from ggjit.alloc.ggml.columns import CAN_INPLACE, EXTERNAL, FLAGS, FOREIGN, ID, NONE, OUTPUT, SIZE, SRC, VIEW, base_of
+from ggjit.alloc.ggml.graph_record import CAN_INPLACE, EXTERNAL, FOREIGN, NONE, OUTPUT, base_of, graph_at
 from ggjit.alloc.orders.exact_order import Bytes, least_peak
 from ggjit.ops.core.record import MAX_SRC, T_OP, T_SRC, T_VIEW_SRC, T_WORDS, VIEW_OPS
-from ggjit.ops.native.jit import exact, i64s, native, u8s
+from ggjit.ops.native.jit import array_maker, exact, i64s, native, u8s
+from ggjit.ops.native.records import JitRecord, row
 
 VIEW_OP = np.zeros(256, np.uint8)
 VIEW_OP[[int(op) for op in VIEW_OPS]] = 1
 EDGES_PER_NODE = 4 * MAX_SRC
 
 
+EDGE = row("before", "after")
+_edges = array_maker(from_dtype(EDGE))
+
+
 @exact
-def _edge(edges, cnt, p, q):
-    """Node q after node p."""
-    if p >= 0 and p != q:
-        edges[cnt[0], 0] = p
-        edges[cnt[0], 1] = q
-        cnt[0] += 1
+def _edge(edges, n, p, q):
+    """Node q after node p; the new number of edges."""
+    if p < 0 or p == q:
+        return n
+    edges[n].before, edges[n].after = p, q
+    return n + 1
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def dependencies(table, n_rows, ws, m, n, view_op, foreign, edges_, cap, count):
+@native("i64(i64, i64, i64, i64, i64)")
+def dependencies(address, view_op, foreign, edges_, cap):
     """Edges of the order: data flow, and hazards per storage.  foreign[i]: number of the storage outside the graph
     that node i writes or reads through source j, n x 11 (column 10: what the node itself views), -1 none.
 
-    Returns 0, or 1 when `cap` edges do not suffice.  Readers since the last write are kept as linked lists.
+    Returns their number, or -1 when `cap` edges do not suffice.  Readers since the last write are kept as linked lists.
     """
-    t, w = i64s(table, n_rows * T_WORDS), i64s(ws, (SRC + MAX_SRC) * m)
-    is_view, edges, cnt = u8s(view_op, 256), i64s(edges_, 2 * cap).reshape(cap, 2), i64s(count, 1)
-    out = i64s(foreign, 11 * n)
+    g = graph_at(address)
+    n, m = g.n_nodes, g.m
+    is_view, edges, out = u8s(view_op, 256), _edges(edges_, cap), i64s(foreign, 11 * n)
     n_store = np.int64(m)
     for k in range(11 * n):
         n_store = max(n_store, m + out[k] + 1)
     last_write, head = np.full(n_store, -1, np.int64), np.full(n_store, -1, np.int64)
     link, who = np.empty(11 * n + 1, np.int64), np.empty(11 * n + 1, np.int64)
-    n_link = 0
-    cnt[0] = 0
+    n_link, n_edges = 0, np.int64(0)
     for i in range(n):
-        if cnt[0] + 3 * MAX_SRC + n_link + 2 > cap:
-            return 1
+        if n_edges + 3 * MAX_SRC + n_link + 2 > cap:
+            return -1
         for j in range(MAX_SRC):
-            p = w[SRC * m + i * MAX_SRC + j]
+            p = g.tensor[i].src[j]
             if p >= 0 and p < n:
-                _edge(edges, cnt, p, i)
-        if is_view[t[w[ID * m + i] * T_WORDS + T_OP] & 255]:
+                n_edges = _edge(edges, n_edges, p, i)
+        if is_view[g.table[g.tensor[i].id * T_WORDS + T_OP] & 255]:
             continue
         target = np.int64(-1)
-        if w[VIEW * m + i] != NONE:
-            target = base_of(w, m, i) if w[VIEW * m + i] != FOREIGN else m + out[11 * i + 10]
+        if g.tensor[i].view != NONE:
+            target = base_of(g, i) if g.tensor[i].view != FOREIGN else m + out[11 * i + 10]
         for j in range(MAX_SRC):
-            p = w[SRC * m + i * MAX_SRC + j]
+            p = g.tensor[i].src[j]
             s = np.int64(-1)
             if p >= 0:
-                s = base_of(w, m, p) if w[VIEW * m + p] != FOREIGN else m + out[11 * i + j]
+                s = base_of(g, p) if g.tensor[p].view != FOREIGN else m + out[11 * i + j]
             elif p == FOREIGN:
                 s = m + out[11 * i + j]
             if s < 0:
                 continue
-            _edge(edges, cnt, last_write[s], i)
+            n_edges = _edge(edges, n_edges, last_write[s], i)
             who[n_link] = i
             link[n_link] = head[s]
             head[s] = n_link
             n_link += 1
         if target >= 0:
-            _edge(edges, cnt, last_write[target], i)
+            n_edges = _edge(edges, n_edges, last_write[target], i)
             k = head[target]
             while k >= 0:
-                _edge(edges, cnt, who[k], i)
+                n_edges = _edge(edges, n_edges, who[k], i)
                 k = link[k]
             head[target] = -1
             last_write[target] = i
-    return 0
+    return n_edges
+
+
+# ---------------------------------------------------------------- beam search
+# beam states lie twice: those of a step, then those of the next; state q has left[q * n:], uses[q * m:], ready[q * n:]
+BEAM = JitRecord(
+    "BeamRecord",
+    n="i64", m="i64", n_edges="i64", edge=(EDGE, "n_edges"), beam="i64",
+    backward="i64",             # from the last node to the first; edges are then (after, before)
+    order="i64[n]",             # the result
+    ptr="i64[n + 1] = 0", following="i64[n_edges]",         # CSR of what waits for node i
+    own="i64[m] = 0", reads=(np.dtype([("storage", "i8", MAX_SRC)]), "n"),      # bytes; storages read, each once, -1
+    word="i64[n]",              # random: the XOR of the words of a set of nodes names the set
+    state=(row("peak", "live", "set", "n_ready"), "2 * beam"),
+    left="i64[2 * beam * n] = 0", uses="i64[2 * beam * m] = 0", ready="i64[2 * beam * n]",
+    came=(row("node", "state"), "n * beam"),                # by step and place in the beam
+    pick=(row("peak", "live", "node", "state", "set"), "beam + 1"))             # best first; behind them a new one
+beam_at = BEAM.at
 
 
 @exact
-def _gain(i, w, m, n, uses, own, reads, cur, peak):
-    """(peak, live bytes) after computing node i now."""
-    need, freed, taken = own[i], np.int64(0), False
+def _gain(g, b, q, i):
+    """(peak, live bytes) after computing node i in state q."""
+    s, need, freed, taken = b.state[q], b.own[i], np.int64(0), False
     for j in range(MAX_SRC):
-        s = reads[i, j]
-        if s < 0:
+        x = b.reads[i].storage[j]
+        if x < 0:
             break
-        if uses[s] == 1 and not w[FLAGS * m + s] & OUTPUT:
-            if not taken and need > 0 and w[FLAGS * m + i] & CAN_INPLACE and own[s] == need:
+        if b.uses[q * b.m + x] == 1 and not g.tensor[x].flags & OUTPUT:
+            if not taken and need > 0 and g.tensor[i].flags & CAN_INPLACE and b.own[x] == need:
                 taken = True
             else:
-                freed += own[s]
+                freed += b.own[x]
     if taken:
-        return max(peak, cur), cur - freed
-    return max(peak, cur + need), cur + need - freed
+        return max(s.peak, s.live), s.live - freed
+    return max(s.peak, s.live + need), s.live + need - freed
 
 
 @exact
-def _gain_backward(i, w, m, uses, own, reads, cur, peak):
-    """(peak, live bytes) before node i, when everything behind it is done; uses[s]: readers of s behind, or output."""
-    need, new, taken = own[i], np.int64(0), False
+def _gain_backward(g, b, q, i):
+    """(peak, live bytes) before node i, when everything behind it is done; uses: readers behind, or output."""
+    s, need, new, taken = b.state[q], b.own[i], np.int64(0), False
     for j in range(MAX_SRC):
-        s = reads[i, j]
-        if s < 0:
+        x = b.reads[i].storage[j]
+        if x < 0:
             break
-        if uses[s] == 0:
-            new += own[s]
-            taken = taken or (need > 0 and w[FLAGS * m + i] & CAN_INPLACE and own[s] == need)
-    held = need if uses[i] > 0 else np.int64(0)         # a result that is never read is alive for its own step only
-    during = cur - held + new + (np.int64(0) if taken else need)
-    return max(peak, during), cur - held + new
+        if b.uses[q * b.m + x] == 0:
+            new += b.own[x]
+            taken = taken or (need > 0 and g.tensor[i].flags & CAN_INPLACE and b.own[x] == need)
+    held = need if b.uses[q * b.m + i] > 0 else np.int64(0)     # a result never read is alive for its own step only
+    during = s.live - held + new + (np.int64(0) if taken else need)
+    return max(s.peak, during), s.live - held + new
 
 
 @exact
-def _successors(edges, n_edges, n, waits):
-    """CSR of what waits for node i: nxt[ptr[i]:ptr[i + 1]]; waits[i]: nodes that have to come before i."""
-    ptr = np.zeros(n + 1, np.int64)
-    for e in range(n_edges):
-        ptr[edges[e, 0] + 1] += 1
-        waits[edges[e, 1]] += 1
-    for i in range(n):
-        ptr[i + 1] += ptr[i]
-    nxt, fill = np.empty(max(n_edges, 1), np.int64), ptr.copy()
-    for e in range(n_edges):
-        nxt[fill[edges[e, 0]]] = edges[e, 1]
-        fill[edges[e, 0]] += 1
-    return ptr, nxt
+def _successors(b):
+    """Fill ptr and following; left of state 0: nodes that have to come before."""
+    for e in range(b.n_edges):
+        b.ptr[b.edge[e].before + 1] += 1
+        b.left[b.edge[e].after] += 1
+    for i in range(b.n):
+        b.ptr[i + 1] += b.ptr[i]
+    fill = np.empty(b.n, np.int64)
+    for i in range(b.n):
+        fill[i] = b.ptr[i]
+    for e in range(b.n_edges):
+        i = b.edge[e].before
+        b.following[fill[i]] = b.edge[e].after
+        fill[i] += 1
 
 
 @exact
-def _storage_uses(w, m, n, own, uses):
-    """reads[i]: the storages node i reads, each once, -1 behind; own: bytes per storage; uses: its readers."""
-    for i in range(m):
-        own[i] = 0 if w[FLAGS * m + i] & EXTERNAL or w[VIEW * m + i] != NONE else w[SIZE * m + i]
-    reads = np.full((n, MAX_SRC), -1, np.int64)
-    for i in range(n):
-        k = 0
+def _storage_uses(g, b):
+    """Fill own and reads; uses of state 0: readers of each storage."""
+    for i in range(b.m):
+        x = g.tensor[i]
+        b.own[i] = 0 if x.flags & EXTERNAL or x.view != NONE else x.size
+    for i in range(b.n):
+        reads, k = b.reads[i].storage, 0
         for j in range(MAX_SRC):
-            p = w[SRC * m + i * MAX_SRC + j]
+            reads[j] = -1
+        for j in range(MAX_SRC):
+            p = g.tensor[i].src[j]
             if p < 0 or p == i:
                 continue
-            s, new = base_of(w, m, p), True
+            s, new = base_of(g, p), True
             for q in range(k):
-                new = new and reads[i, q] != s
+                new = new and reads[q] != s
             if new:
-                reads[i, k] = s
-                uses[s] += 1
+                reads[k] = s
+                b.uses[s] += 1
                 k += 1
-    return reads
 
 
 @exact
-def _random_words(n):
-    """n words by xorshift; the XOR of the words of a set of nodes names the set."""
-    zob, x = np.empty(n, np.int64), np.int64(88172645463325252)
-    for i in range(n):
+def _random_words(b):
+    """By xorshift."""
+    x = np.int64(88172645463325252)
+    for i in range(b.n):
         x ^= x << 13
         x ^= (x >> 7) & ((np.int64(1) << 57) - 1)
         x ^= x << 17
-        zob[i] = x
-    return zob
+        b.word[i] = x
 
 
 @exact
-def _better(pick, q, p, c, i):
-    """Whether (peak, live bytes, node) comes before candidate q."""
-    if p != pick[q, 0]:
-        return p < pick[q, 0]
-    return c < pick[q, 1] if c != pick[q, 1] else i < pick[q, 2]
+def _better(b, x, q):
+    """Whether candidate x comes before candidate q: by peak, live bytes, node."""
+    x, q = b.pick[x], b.pick[q]
+    if x.peak != q.peak:
+        return x.peak < q.peak
+    return x.live < q.live if x.live != q.live else x.node < q.node
 
 
 @exact
-def _offer(pick, k, beam, p, c, i, s, h):
-    """Keep the best `beam` candidates sorted, one per executed set h; returns how many there are."""
+def _copy_candidate(b, to, of):
+    x, y = b.pick[to], b.pick[of]
+    x.peak, x.live, x.node, x.state, x.set = y.peak, y.live, y.node, y.state, y.set
+
+
+@exact
+def _offer(b, k):
+    """Put the new candidate among the k best, sorted, one per executed set; returns how many there are."""
     for q in range(k):
-        if pick[q, 4] == h:
-            if not _better(pick, q, p, c, i):
+        if b.pick[q].set == b.pick[b.beam].set:
+            if not _better(b, b.beam, q):
                 return k
             for z in range(q, k - 1):
-                for x in range(5):
-                    pick[z, x] = pick[z + 1, x]
+                _copy_candidate(b, z, z + 1)
             k -= 1
             break
-    if k == beam and not _better(pick, k - 1, p, c, i):
+    if k == b.beam and not _better(b, b.beam, k - 1):
         return k
-    q = min(k, beam - 1)
-    while q > 0 and _better(pick, q - 1, p, c, i):
-        for x in range(5):
-            pick[q, x] = pick[q - 1, x]
+    q = min(k, b.beam - 1)
+    while q > 0 and _better(b, b.beam, q - 1):
+        _copy_candidate(b, q, q - 1)
         q -= 1
-    pick[q, 0], pick[q, 1], pick[q, 2], pick[q, 3], pick[q, 4] = p, c, i, s, h
-    return min(k + 1, beam)
+    _copy_candidate(b, q, b.beam)
+    return min(k + 1, b.beam)
 
 
 @exact
-def _advance(i, n, m, left, uses, ready, n_ready, new_left, new_uses, new_ready, ptr, nxt, reads, one):
-    """State after executing node i, written to the new_ rows; returns its number of ready nodes.
-
-    one: what a read adds to the count of uses, -1 forward (readers to come), 1 backward (readers seen)."""
-    for r in range(n):
-        new_left[r] = left[r]
-    for r in range(m):
-        new_uses[r] = uses[r]
-    z = 0
-    for r in range(n_ready):
-        if ready[r] != i:
-            new_ready[z] = ready[r]
+def _advance(b, q, new, i):
+    """State `new` becomes state q after node i has run."""
+    for r in range(b.n):
+        b.left[new * b.n + r] = b.left[q * b.n + r]
+    for r in range(b.m):
+        b.uses[new * b.m + r] = b.uses[q * b.m + r]
+    z = np.int64(0)
+    for r in range(b.state[q].n_ready):
+        if b.ready[q * b.n + r] != i:
+            b.ready[new * b.n + z] = b.ready[q * b.n + r]
             z += 1
-    for e in range(ptr[i], ptr[i + 1]):
-        new_left[nxt[e]] -= 1
-        if new_left[nxt[e]] == 0:
-            new_ready[z] = nxt[e]
+    for e in range(b.ptr[i], b.ptr[i + 1]):
+        x = b.following[e]
+        b.left[new * b.n + x] -= 1
+        if b.left[new * b.n + x] == 0:
+            b.ready[new * b.n + z] = x
             z += 1
+    one = 1 if b.backward else -1               # readers seen, or to come
     for j in range(MAX_SRC):
-        if reads[i, j] < 0:
+        x = b.reads[i].storage[j]
+        if x < 0:
             break
-        new_uses[reads[i, j]] += one
-    return z
+        b.uses[new * b.m + x] += one
+    b.state[new].n_ready = z
 
 
 @exact
-def _start_uses(w, m, n, backward, own, uses):
-    """Live bytes before the first step taken; uses becomes the number of readers that are done."""
-    live = np.int64(0)
-    for i in range(m):
-        if backward:
-            uses[i] = 1 if w[FLAGS * m + i] & OUTPUT else 0
-            live += own[i] * uses[i]
-        elif i >= n:
-            live += own[i]
-    return live
+def _start(g, b):
+    """State 0: nothing has run.  Backward, uses becomes the number of readers that are done."""
+    _random_words(b)
+    _successors(b)
+    _storage_uses(g, b)
+    live, n_ready = np.int64(0), np.int64(0)
+    for i in range(b.m):
+        if b.backward:
+            b.uses[i] = 1 if g.tensor[i].flags & OUTPUT else 0
+            live += b.own[i] * b.uses[i]
+        elif i >= b.n:
+            live += b.own[i]
+    for i in range(b.n):
+        if b.left[i] == 0:
+            b.ready[n_ready] = i
+            n_ready += 1
+    s = b.state[0]
+    s.peak, s.live, s.set, s.n_ready = live, live, 0, n_ready
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def schedule(ws, m, n, edges_, n_edges, beam, backward, order, stats):
-    """Beam search over legal orders; beam 1 is list scheduling.  order: n nodes; stats[0]: its estimated peak.
+@exact
+def _step(g, b, step, now, count):
+    """The best states after one more node, of `count` states from number `now` on; how many there are."""
+    k = np.int64(0)
+    for q in range(now, now + count):
+        for r in range(b.state[q].n_ready):
+            i, x = b.ready[q * b.n + r], b.pick[b.beam]
+            x.peak, x.live = _gain_backward(g, b, q, i) if b.backward else _gain(g, b, q, i)
+            x.node, x.state, x.set = i, q, b.state[q].set ^ b.word[i]
+            k = _offer(b, k)
+    new = b.beam - now
+    for q in range(k):
+        x, came, s = b.pick[q], b.came[step * b.beam + q], b.state[new + q]
+        came.node, came.state = x.node, x.state - now
+        s.peak, s.live, s.set = x.peak, x.live, x.set
+        _advance(b, x.state, new + q, x.node)
+    return k
 
-    backward: search from the last node to the first; edges are then (after, before)."""
-    w, edges = i64s(ws, (SRC + MAX_SRC) * m), i64s(edges_, 2 * n_edges).reshape(n_edges, 2)
-    out, st = i64s(order, n), i64s(stats, 1)
-    # beam states: rows of these arrays, double buffered
-    left, uses = np.zeros((2, beam, n), np.int64), np.zeros((2, beam, m), np.int64)
-    ready, n_ready = np.empty((2, beam, n), np.int64), np.zeros((2, beam), np.int64)
-    peak, cur, key = np.zeros((2, beam), np.int64), np.zeros((2, beam), np.int64), np.zeros((2, beam), np.int64)
-    came = np.empty((n, beam, 2), np.int64)     # (node, state it came from)
-    pick = np.empty((beam, 5), np.int64)        # candidates: peak, live bytes, node, state, executed set
-    own, zob = np.zeros(m, np.int64), _random_words(n)
-    ptr, nxt = _successors(edges, n_edges, n, left[0, 0])
-    reads = _storage_uses(w, m, n, own, uses[0, 0])
-    for i in range(n):
-        if left[0, 0, i] == 0:
-            ready[0, 0, n_ready[0, 0]] = i
-            n_ready[0, 0] += 1
-    cur[0, 0] = _start_uses(w, m, n, backward, own, uses[0, 0])
-    peak[0, 0] = cur[0, 0]
-    count, a, one = 1, 0, 1 if backward else -1
-    for step in range(n):
-        k = 0
-        for s in range(count):
-            for r in range(n_ready[a, s]):
-                i = ready[a, s, r]
-                if backward:
-                    p, c = _gain_backward(i, w, m, uses[a, s], own, reads, cur[a, s], peak[a, s])
-                else:
-                    p, c = _gain(i, w, m, n, uses[a, s], own, reads, cur[a, s], peak[a, s])
-                k = _offer(pick, k, beam, p, c, i, s, key[a, s] ^ zob[i])
-        b = 1 - a
-        for q in range(k):
-            i, s = pick[q, 2], pick[q, 3]
-            came[step, q, 0], came[step, q, 1] = i, s
-            peak[b, q], cur[b, q], key[b, q] = pick[q, 0], pick[q, 1], pick[q, 4]
-            n_ready[b, q] = _advance(i, n, m, left[a, s], uses[a, s], ready[a, s], n_ready[a, s], left[b, q],
-                                     uses[b, q], ready[b, q], ptr, nxt, reads, one)
-        count, a = k, b
-    st[0] = peak[a, 0]
-    q = np.int64(0)
-    for step in range(n - 1, -1, -1):
-        out[n - 1 - step if backward else step] = came[step, q, 0]
-        q = came[step, q, 1]
-    return 0
+
+@native("i64(i64, i64)")
+def schedule(graph, address):
+    """Beam search over legal orders of a GRAPH record by a BEAM record; beam 1 is list scheduling.  Returns the
+    estimated peak of the order found."""
+    g, b = graph_at(graph), beam_at(address)
+    _start(g, b)
+    count, now, q = np.int64(1), np.int64(0), np.int64(0)
+    for step in range(b.n):
+        count = _step(g, b, step, now, count)
+        now = b.beam - now
+    for step in range(b.n - 1, -1, -1):
+        came = b.came[step * b.beam + q]
+        b.order[b.n - 1 - step if b.backward else step] = came.node
+        q = came.state
+    return b.state[now].peak
 
 
 def _foreign(p):
     """Numbers of the storages outside the graph that nodes touch: n x 11."""
     n = p.n_nodes
-    ids = p.col(ID)[:n]
+    ids = p.tensors["id"][:n]
     touched = np.concatenate([p.table[ids, T_SRC:T_SRC + MAX_SRC], ids[:, None]], axis=1)
     root = touched.copy()
     for _ in range(64):                         # view chains are short; ggml flattens them
@@ -307,7 +331,7 @@ def _foreign(p):
             break
         root = np.where(up >= 0, up, root)
     out = np.full(root.shape, -1, np.int64)
-    outside = (root >= 0) & ~np.isin(root, p.col(ID))
+    outside = (root >= 0) & ~np.isin(root, p.tensors["id"])
     out[outside] = np.unique(root[outside], return_inverse=True)[1].reshape(-1)
     return np.ascontiguousarray(out)
 
@@ -315,11 +339,12 @@ def _foreign(p):
 def legal_edges(p):
     """(k, 2) pairs (before, after) of node positions that any order of Problem p must keep."""
     n, foreign = p.n_nodes, _foreign(p)
-    cap, count = EDGES_PER_NODE * n + 64, np.zeros(1, np.int64)
+    cap = EDGES_PER_NODE * n + 64
     while True:
         edges = np.empty((cap, 2), np.int64)
-        if dependencies(p.table, p.n_rows, p.ws, p.m, n, VIEW_OP, foreign, edges, cap, count) == 0:
-            return np.unique(edges[:count[0]], axis=0)
+        count = dependencies(p.graph, VIEW_OP, foreign, edges, cap)
+        if count >= 0:
+            return np.unique(edges[:count], axis=0)
         cap *= 2
 
 
@@ -330,11 +355,12 @@ def memory_order(p, beam=8):
     Never above the given order.  Beams look first, both ways; what they found is where the exact search begins.
     """
     n, nbytes = p.n_nodes, Bytes(p)
-    p.col(FLAGS)[np.flatnonzero(nbytes.stays)] |= OUTPUT        # to a schedule they are what outputs are
+    p.tensors["flags"][np.flatnonzero(nbytes.stays)] |= OUTPUT        # to a schedule they are what outputs are
     edges = legal_edges(p)
-    orders, stats = [np.arange(n)], np.zeros(1, np.int64)
+    orders = [np.arange(n)]
     for backward, width in itertools.product((0, 1), sorted({1, beam})):
-        order, pairs = np.empty(n, np.int64), np.ascontiguousarray(edges[:, ::-1] if backward else edges)
-        schedule(p.ws, p.m, n, pairs, len(pairs), width, backward, order, stats)
-        orders.append(order)
+        pairs = np.ascontiguousarray(edges[:, ::-1] if backward else edges).view(EDGE).reshape(-1)
+        found = BEAM.of(n=n, m=p.m, n_edges=len(pairs), edge=pairs, beam=width, backward=backward)
+        schedule(p.graph, found)
+        orders.append(found.order)
     return least_peak(nbytes, edges, orders)

@@ -57,7 +57,7 @@ class Recomputation:
 
     def _schedule(self, events):
         record = self._record(0, event=events, max_events=len(events), n_events=len(events))
-        return Schedule(events, live_bytes(record.words), int(self.cost[events].sum()) / self.total - 1)
+        return Schedule(events, live_bytes(record), int(self.cost[events].sum()) / self.total - 1)
 
     def order(self, rank, after):
         """Node numbers in an order of few live bytes, lower ranks first; after: pairs (i, j), i before j."""
@@ -124,18 +124,18 @@ class Recomputation:
                             **({"max_events": EVENTS_PER_NODE * self.n + 1, "n_events": 0} | schedule))
 
     def _greedy(self, record):
-        return greedy(record.words, EXECUTOR.of(n=self.n, a=0.0, b=0.0, c=0.0).words)
+        return greedy(record, EXECUTOR.of(n=self.n, a=0.0, b=0.0, c=0.0))
 
     def _rule(self, rule):
         a, b, c = rule
-        return lambda record: execute(record.words, EXECUTOR.of(n=self.n, a=a, b=b, c=c).words)
+        return lambda record: execute(record, EXECUTOR.of(n=self.n, a=a, b=b, c=c))
 
     def _polished(self, limit, make):
         record = self._record(limit)
         record.n_events = make(record)
         if record.n_events == 0:
             return None
-        schedule = self._schedule(record.event[:polish(record.words)].copy())
+        schedule = self._schedule(record.event[:polish(record)].copy())
         return schedule if schedule.peak <= limit else None
 
     def bound(self, limit):

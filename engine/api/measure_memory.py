@@ -19,7 +19,7 @@ from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph, visit
-from ggjit.graphs.requests import options_for, plan_request
+from ggjit.graphs.requests import asked_for, options_for
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
@@ -55,7 +55,7 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     >>> report = gg.measure(graph, what_if={"streamed": 2, "devices": 4})
     >>> print(*report.what_if, sep="\\n")
     """
-    what_if = checked(what_if)
+    what_if = checked(what_if) if what_if != () else {}
     return measured(graph, planner, target, order, time_limit, kinds, title, what_if, compared=True)
 
 
@@ -71,11 +71,10 @@ def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=N
         raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")
     target = target if target is not None else init_backend("CPU")
     buft = target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType, "measure: target")
-    request, ordered = plan_request(graph, [buft]), graph
+    ordered, (request, options, _) = graph, asked_for(graph, [buft], planner, time_limit)
     if order == "memory":
         ordered = graph.in_order(reorder(request, in_place=in_place_table(planner != "ggml-2023")))
-        request = plan_request(ordered, [buft])
-    options = options_for(ordered, planner, time_limit, remember=True)
+        request, options, _ = asked_for(ordered, [buft], planner, time_limit)
     plan = plan_graph(request, options)
     report = report_of(ordered, plan, kinds, title)
     if compared:

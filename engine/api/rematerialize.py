@@ -139,7 +139,7 @@ class _Copy:
         self.current, self.views, self.listed = {}, {}, set()
 
     def run(self, events, graph):
-        self.nodes += [t for t in graph.nodes if t.op == OP.NONE]       # parameters
+        self.nodes += [t for t in graph.nodes if t.op == OP.NONE]       # parameters come first: they are not recomputed
         for k in events.tolist():
             t = self.units[k]
             if t.op != OP.NONE:

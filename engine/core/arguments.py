@@ -4,9 +4,11 @@ import functools
 import inspect
 from typing import get_args
 
+import numpy as np
+
 from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
 from ggjit.ops.core.types import BY_NAME, Type
-from ggjit.ops.core.whole_numbers import whole
+from ggjit.ops.core.whole_numbers import is_whole, whole
 
 
 def buffer_size(value):
@@ -22,6 +24,13 @@ def expect(value, kind, what):
     if not isinstance(value, kind):
         names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
         raise TypeMismatch(f"{what} takes a {names}, got {type(value).__name__}")
+    return value
+
+
+def expect_flag(value, what):
+    """`value`, if it is True or False (NumPy's too), 0 or 1."""
+    if not isinstance(value, bool | np.bool_) and not (is_whole(value, 0) and value <= 1):
+        raise TypeMismatch(f"{what} is True or False, got {value!r}")
     return value
 
 

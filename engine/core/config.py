@@ -15,7 +15,7 @@ import os
 from ggjit.ops.core.errors import ParamError
 
 DEBUG_SWITCHES = {"plan", "poison", "validate", "check", "sched", "copies", "registry"}
-MAX_THREADS = 512               # of one backend
+MAX_THREADS = 512               # threads of one backend
 
 
 def _debug():

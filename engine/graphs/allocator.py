@@ -9,10 +9,11 @@ import numpy as np
 
 from ggjit.alloc.ggml.problem import check_time_limit
 from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.orders.memory_order import VIEW_OP
 from ggjit.alloc.plan_request import PLANNERS
 from ggjit.alloc.report import saving
 from ggjit.alloc.validate import validate_plan
-from ggjit.core.arguments import expect, typed_call
+from ggjit.core.arguments import expect, expect_flag, typed_call
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType, init_placed, place, reset_buffers, wants_tensors
 from ggjit.core.compute_buffers import ComputeBuffers
@@ -21,9 +22,8 @@ from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.graphs.requests import (
-    kept_markers,
+    asked_for,
     options_for,
-    plan_request,
     with_markers,
     without_markers,
     work_begin,
@@ -33,7 +33,7 @@ from ggjit.graphs.requests import (
 )
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.host_memory import oom_guard
-from ggjit.ops.core.record import T_BUFFER, T_GEN, T_OFFS, VIEW_OPS
+from ggjit.ops.core.record import T_BUFFER, T_GEN, T_OFFS, T_OP
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
@@ -68,6 +68,7 @@ class GraphAllocator:
         targets = target if isinstance(target, list | tuple) else [target]
         if not targets:
             raise ParamError("GraphAllocator needs at least one buffer type")
+        expect_flag(work, "GraphAllocator: work")
         if work and not (len(targets) == 1 and isinstance(targets[0], Backend)):
             raise ParamError("GraphAllocator: work=True takes one Backend, whose kernels it asks; e.g. "
                              "GraphAllocator(gg.init_backend('CPU'), work=True)")
@@ -80,10 +81,11 @@ class GraphAllocator:
         self._index = [self.bufts.index(b) for b in self.bufts]
         self.planner, self.time_limit = planner, time_limit
         self._worker = targets[0] if work else None     # the backend whose kernels' work memory is placed
-        self._work = {}                                 # of the last plan: {tensor id: (chunk, byte offset, bytes)}
+        self._work = {}  # work memory of the last plan: {tensor id: (chunk, byte offset, bytes)}
         self._memory = ComputeBuffers(self.bufts)
         self._owned = []                                # weak references to the leaves this allocator placed
-        self._where, self._lives = {}, {}               # placement of the last allocated graph, and its tensors' lives
+        self._where = {}                                # placement of the last allocated graph
+        self._lives = (np.zeros(0, np.int64),) * 2      # ids of its tensors, and their generations
         self.last = None                                # GraphPlan of the last reserve or alloc_graph
 
     @oom_guard("a memory plan")
@@ -95,9 +97,10 @@ class GraphAllocator:
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
         nbytes = [] if self._worker is None else [work_nbytes(self._worker, t) for t in graph.nodes]
-        options = options_for(graph, graph.planner or self.planner, self.time_limit / (1 + any(nbytes)), remember=True)
-        request = plan_request(graph, self.bufts, self._which(graph, node_ids, leaf_ids))
-        kept, self._work = kept_markers(graph, alloc_deps), {}
+        request, options, kept = asked_for(graph, self.bufts, graph.planner or self.planner,
+                                           self.time_limit / (1 + any(nbytes)),
+                                           self._which(graph, node_ids, leaf_ids), alloc_deps)
+        self._work = {}
         self.last, _ = self._planned(request, options, kept)
         if any(nbytes):
             marks = work_markers([n and work_room(n, self.bufts[0]) for n in nbytes])
@@ -116,15 +119,16 @@ class GraphAllocator:
             # 2.31 KiB instead of ggml's 2.81 KiB, 512 B (17.8%) less; planned in 0.8 ms instead of 0.1
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
-        request = plan_request(graph, self.bufts, self._which(graph, node_ids, leaf_ids))
-        marks = kept_markers(graph, alloc_deps)
-        return saving(graph.planner or self.planner, lambda planner: self._planned(
+        planner = graph.planner or self.planner
+        request, _, marks = asked_for(graph, self.bufts, planner, self.time_limit,
+                                      self._which(graph, node_ids, leaf_ids), alloc_deps)
+        return saving(planner, lambda planner: self._planned(
             request, options_for(graph, planner, self.time_limit), marks)[0])
 
     def _planned(self, request, options, marks):
         """(the plan, {id of a marker: (chunk, offset)}).  The leaves that lie where this allocator placed them are
         planned anew; they stay where they are until alloc_graph."""
-        request, at = with_markers(request, marks)
+        request, at = with_markers(request, marks) if marks else (request, [])
         placed = self._own_leaves()
         before = [TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist() for t in placed]
         try:
@@ -136,6 +140,8 @@ class GraphAllocator:
                 TABLE.place(t.id, *where)
         if "validate" in debug:
             validate_plan(plan)
+        if not at:
+            return plan, {}
         return without_markers(plan, at), {int(request.node_ids[i]): (int(plan.node_chunk[i]), int(plan.node_offs[i]))
                                            for i in at}
 
@@ -165,21 +171,24 @@ class GraphAllocator:
         """
         plan = self.plan(graph, node_ids, leaf_ids, alloc_deps)
         self._memory.grow(plan.chunk_sizes)
-        where = {}
-        for tensors, bufs, chunks, offs in ((graph.leafs, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs),
-                                            (graph.nodes, plan.node_buffer, plan.node_chunk, plan.node_offs)):
-            for t, b, c, o in zip(tensors, bufs.tolist(), chunks.tolist(), offs.tolist(), strict=True):
-                if b >= 0:
-                    where[t.id] = (self._memory.chunks[b][c], o)
-        self._place_leaves([t for t in graph.leafs if t.id in where and t.view_src is None], where,
+        leafs = self._places(graph.leaf_ids, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs)
+        nodes = self._places(graph.node_ids, plan.node_buffer, plan.node_chunk, plan.node_offs)
+        where = leafs | nodes
+        self._place_leaves([t for t in graph.leafs if t.id in leafs and t.view_src is None], where,
                            lambda: self._tell_buffers(graph, where))
         ids = np.concatenate([graph.leaf_ids, graph.node_ids])
         # of leaves the table knows: what is taken back there must not be found here
-        self._where = {t.id: where[t.id] for t in graph.nodes if t.id in where}
-        self._lives = dict(zip(ids.tolist(), TABLE.words[ids, T_GEN].tolist(), strict=True))
+        self._where, self._lives = nodes, (ids, TABLE.words[ids, T_GEN])
         graph.placement = Placement(self._where, {
             i: (self._memory.chunks[0][c], work_begin(o), n)
             for i, (c, o, n) in self._work.items()})
+
+    def _places(self, ids, bufs, chunks, offs):
+        """{tensor id: (buffer, byte offset)} of those that the plan placed."""
+        placed = np.flatnonzero(bufs >= 0)
+        held, at = self._memory.chunks, zip(bufs[placed].tolist(), chunks[placed].tolist(), strict=True)
+        return dict(zip(ids[placed].tolist(), zip([held[b][c] for b, c in at], offs[placed].tolist(), strict=True),
+                        strict=True))
 
     def _place_leaves(self, leafs, where, then):
         """The leaves go where `where` says, those of the graph before lose their places; after an error of `then` all
@@ -202,8 +211,9 @@ class GraphAllocator:
 
     def _tell_buffers(self, graph, where):
         """Which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
-        for t in graph.nodes:
-            if t.op in VIEW_OPS and t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
+        for i in np.flatnonzero(VIEW_OP[TABLE.words[graph.node_ids, T_OP]]).tolist():
+            t = graph.nodes[i]
+            if t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
                 raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
         buffers = [buf for chunks in self._memory.chunks for buf in chunks]
         reset_buffers(buffers)
@@ -234,8 +244,9 @@ class GraphAllocator:
     def placement(self, t):
         """(buffer, byte offset) of a tensor of the last allocated graph."""
         expect(t, Tensor, "placement")
-        mine = self._lives.get(t.id) == t.generation        # else a later tensor in the same row of the table
-        where = self._where.get(t.id) if mine else None
+        ids, lives = self._lives
+        mine = lives[ids == t.id] == t.generation           # else a later tensor in the same row of the table
+        where = self._where.get(t.id) if mine.any() else None
         where = where or t._where()
         if where is None:
             raise NotAllocated(f"{describe(t)} was not placed by this allocator")

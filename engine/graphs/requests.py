@@ -6,6 +6,7 @@ Markers are views without op that stand between the nodes and read a tensor, so 
 what is kept for longer than the graph says, and the work memory of kernels.
 """
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -36,8 +37,22 @@ def plan_request(graph, bufts, which=None):
 def options_for(graph, planner, time_limit=1.0, remember=False):
     """The PlanOptions of a planner; it searches as the graph says where that is the graph's own planner.  graph: may
     be None."""
-    return PlanOptions(planner, time_limit, in_place=in_place_table(planner != "ggml-2023"), remember=remember,
-                       **graph.search if graph is not None and planner == graph.planner else {})
+    made = _options if type(planner) is str and type(time_limit) in (int, float) else _options.__wrapped__
+    options = made(planner, time_limit, remember)
+    own = graph is not None and planner == graph.planner and graph.search
+    return dataclasses.replace(options, **graph.search) if own else options
+
+
+@functools.lru_cache(64, typed=True)
+def _options(planner, time_limit, remember):
+    return PlanOptions(planner, time_limit, in_place=in_place_table(planner != "ggml-2023"), remember=remember)
+
+
+def asked_for(graph, bufts, planner, time_limit, which=None, alloc_deps=()):
+    """(PlanRequest, PlanOptions, markers) of a plan that is remembered.  which: as of plan_request; the markers keep
+    what alloc_deps names."""
+    marks = kept_markers(graph, alloc_deps) if alloc_deps != () else []
+    return plan_request(graph, bufts, which), options_for(graph, planner, time_limit, remember=True), marks
 
 
 # ---------------------------------------------------------------- work memory
@@ -89,8 +104,6 @@ def work_markers(room):
 
 def with_markers(request, marks):
     """(the request with the markers among its nodes, their places there).  In buffer 0: they lie where they view."""
-    if not marks:
-        return request, []
     marks = sorted(marks, key=lambda m: m[0])
     at = [place for place, _ in marks]
     buffers = request.node_buffers
@@ -102,7 +115,5 @@ def with_markers(request, marks):
 
 def without_markers(plan, at):
     """The plan without the nodes at these places."""
-    if not at:
-        return plan
     names = [f.name for f in dataclasses.fields(plan) if f.name.startswith(("node_", "cause"))]
     return dataclasses.replace(plan, **{name: np.delete(getattr(plan, name), at) for name in names})

@@ -8,9 +8,8 @@ In the order of a run:
     split, motion, order        runs of nodes on one backend; cheaper places and better orders for them
     assignment                  all of these for one graph
     planner_graph, layout       what the memory planner sees; where everything lies
+    prepare                     from a graph to its run: assign, lay out, place
     run, input_copies           the loop over splits; copies between backends
     hazards, experts            what has to wait for what; weights of which only the experts in use are copied
     scheduler, scheduled_plan, explain  the public class; its runs behind the interface of a plan; what it did and why
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

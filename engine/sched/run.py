@@ -48,9 +48,10 @@ class Part:
 class Run(Results):
     """Everything of one graph on one scheduler.  `compute()` may be called any number of times."""
 
-    def __init__(self, sched, assigned, layout):
-        self.support, self.memory, self.events = sched.support, sched.memory, sched.events
-        self.assigned, self.layout, self.n_instances = assigned, layout, sched.n_copies
+    def __init__(self, assigned, layout, memory, events):
+        """memory, events: the scheduler's ComputeBuffers, and its events by backend and instance."""
+        self.support, self.memory, self.events = assigned.support, memory, events
+        self.assigned, self.layout, self.n_instances = assigned, layout, assigned.support.n_instances
         self.nodes, self.tensors, self._output_ids = assigned.nodes, assigned.tensors, assigned.output_ids
         self.instance = 0
         self.parts = [None] * self.n_instances
@@ -88,7 +89,7 @@ class Run(Results):
         if buft_id < 0:
             return self.tensors[row]._where() if row < self.assigned.n else None
         chunks = self.memory.chunks[buft_id]
-        if not chunks:                      # freed
+        if not chunks:                      # the buffers were freed
             return None
         return chunks[int(self.layout.chunk[row])], int(self.layout.offs[row])
 

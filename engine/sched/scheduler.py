@@ -6,38 +6,31 @@
     y = sched.numpy(t)
     print(sched.explain())                      # splits, causes, copies, bytes, times
 
-The work is done elsewhere, in this order: `support` (what devices can), `assignment` (assign, split), `layout`
-(memory), `run` (copies and computes).  The user's tensors and graph are never edited, so a graph may be computed
-any number of times, on several schedulers, from several threads.
+The work is done elsewhere, one way (`prepare`): `assignment` (assign, split), `layout` (places), `run` (copies and
+computes).  This class owns what outlives a run: compute memory, events, the cache of runs.  The user's tensors and
+graph are never edited, so a graph may be computed any number of times, on several schedulers, from several threads.
 """
 import contextlib
+import dataclasses
 import functools
-import sys
-import weakref
 
 import numpy as np
 
 from ggjit.alloc.ggml.problem import check_time_limit
-from ggjit.core.arguments import expect, typed_call
+from ggjit.core.arguments import expect, expect_flag, typed_call
 from ggjit.core.compute_buffers import ComputeBuffers
-from ggjit.core.config import debug
 from ggjit.core.events import event_free, event_new, event_record, event_synchronize
 from ggjit.core.lifetime import AtEnd, Handle, call_all
 from ggjit.core.pending import IN_FLIGHT, submitted, wait_for_others, waited_for
-from ggjit.core.placing import free_after, unplace
 from ggjit.core.run_lock import RunLock, refuse_nesting
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import GgjitError, NotAllocated, ParamError, StaleHandle, TypeMismatch
-from ggjit.ops.core.host_memory import oom_guard
-from ggjit.ops.core.record import T_BUFFER
 from ggjit.ops.core.shape import describe
-from ggjit.sched.assignment import Assignment
 from ggjit.sched.explain import Explanation, scheduler_html
-from ggjit.sched.layout import GraphLayout, place_leaves
-from ggjit.sched.run import Run
+from ggjit.sched.prepare import SchedSettings, assign, lay_out, prepare
 from ggjit.sched.support import Support
 from ggjit.tensors.tensor import Tensor
 
@@ -48,6 +41,23 @@ PLANNERS = ("ggml", "best")
 def _check_planner(planner):
     if planner not in PLANNERS:
         raise ParamError(f"planner {planner!r}: a Scheduler takes {' or '.join(PLANNERS)}")
+
+
+class _Setting:
+    """A setting of a Scheduler that may be changed between runs."""
+
+    def __init__(self, check):
+        self.check = check
+
+    def __set_name__(self, owner, name):
+        self.name = name
+
+    def __get__(self, sched, owner=None):
+        return self if sched is None else getattr(sched.settings, self.name)
+
+    def __set__(self, sched, value):
+        self.check(value)
+        setattr(sched.settings, self.name, value)
 
 
 class Scheduler(Handle):
@@ -67,20 +77,24 @@ class Scheduler(Handle):
                   fewer bytes than a buffer beside it (that of backends whose `work_nbytes` says so: the CPU's)
     """
 
+    motion, work = (_Setting(functools.partial(expect_flag, what=f"Scheduler: {name}")) for name in ("motion", "work"))
+    planner, time_limit = _Setting(_check_planner), _Setting(check_time_limit)
+
     @typed_call
     def __init__(self, backends, bufts=None, rules="modern", parallel=False, op_offload=True, motion=False,
                  keep_weights=False, planner="ggml", time_limit=1.0, work=False):
+        for name, value in dict(parallel=parallel, op_offload=op_offload, motion=motion, keep_weights=keep_weights,
+                                work=work).items():
+            expect_flag(value, f"Scheduler: {name}")
         _check_planner(planner)
         check_time_limit(time_limit)
         self._n_copies = PIPELINE_COPIES if parallel else 1
         self.support = Support(backends, bufts, rules, op_offload, self._n_copies, keep_weights)
-        self.motion, self.planner, self.time_limit, self.work = motion, planner, time_limit, work
+        self.settings = SchedSettings(self.support, motion, planner, time_limit, work)
         self.memory = ComputeBuffers(self.support.own_bufts)
         self.events = []
         self._end = AtEnd(functools.partial(_release, self.memory, self.events))
         self._make_events(parallel)
-        self._pins, self._pin_version = {}, 0   # tensor id -> (tensor, backend number)
-        self._owned = []                        # memory of leaves placed here, as Leaves
         self._runs = PlanCache()
         self._assigned = self._run = None
         self._callback = self._copy_callback = None
@@ -143,14 +157,14 @@ class Scheduler(Handle):
         expect(t, Tensor, "set_tensor_backend")
         t._check()
         with self._lock:
-            self._pins[t.id] = t, self._number(backend)
-            self._pin_version += 1
+            self.settings.pins[t.id] = t, self._number(backend)
+            self.settings.pin_version += 1
 
     def get_tensor_backend(self, t):
         """The backend `t` is pinned or was assigned to, or None."""
         expect(t, Tensor, "get_tensor_backend")
         t._check()
-        pinned, b = self._pins.get(t.id, (None, -1))
+        pinned, b = self.settings.pins.get(t.id, (None, -1))
         if pinned is not None and pinned.generation == t.generation:
             return self.support.backends[b]
         i = None if self._assigned is None else self._assigned.number_of(t)
@@ -181,8 +195,8 @@ class Scheduler(Handle):
     def split_graph(self, graph):
         """Assign and split only; nothing is allocated.  Errors: NotSupported, GraphError."""
         with self._lock:
-            self._refuse_callbacks()
-            self._assigned = self._assign(graph)
+            self._check(graph)
+            self._assigned = assign(self.settings, graph)
             return self.splits
 
     def _refuse_callbacks(self):
@@ -192,77 +206,50 @@ class Scheduler(Handle):
                              f"or reset; return False to end the run, and do it afterwards")
 
     def _check(self, graph):
+        if self._computing:
+            self._refuse_callbacks()
+        self._check_graph(graph)
+
+    def _check_graph(self, graph):
         if not self._alive:
             raise StaleHandle(f"{self!r} was freed; make a new one")
         if not isinstance(graph, Graph):
             raise TypeMismatch(f"a Scheduler computes graphs (gg.Graph), got {type(graph).__name__}")
         graph.check_alive()
 
-    @oom_guard("the assignment of a graph to backends")
-    def _assign(self, graph):
-        self._check(graph)
-        self._owned = [leaves for leaves in self._owned if leaves.alive]
-        owned = {t.id: b for leaves in self._owned for t, b in leaves.placed()}
-        for id_ in [id_ for id_, (t, _) in self._pins.items() if not t.ctx.alive]:
-            del self._pins[id_]
-        pins = {id_: b for id_, (_, b) in self._pins.items()}
-        assigned = Assignment.in_order(self.support, graph, pins, owned, self.motion)
-        if "sched" in debug:
-            print(Explanation(assigned, None), file=sys.stderr)
-        return assigned
-
     def reserve(self, graph):
         """Make the compute buffers large enough for `graph`.  Errors: OutOfMemory; what was held before stays."""
         with self._lock:
-            self._refuse_callbacks()
-            self._assigned = self._assign(graph)
-            self.memory.grow(self._layout(self._assigned).chunk_sizes, self.synchronize)
+            self._check(graph)
+            self._assigned = assign(self.settings, graph)
+            self.memory.grow(lay_out(self.settings, self._assigned).chunk_sizes, self.synchronize)
 
     def reserve_size(self, graph, planner=None, work=None):
         """Bytes per backend that `reserve` would hold; allocates nothing.  planner, work: as if they were these."""
-        _check_planner(planner or self.planner)
+        settings = dataclasses.replace(self.settings, planner=planner or self.planner,
+                                       work=self.work if work is None else expect_flag(work, "reserve_size: work"))
+        _check_planner(settings.planner)
         with self._lock:
-            sizes = self._layout(self._assign(graph), planner, work).chunk_sizes
+            self._check_graph(graph)
+            sizes = lay_out(settings, assign(settings, graph)).chunk_sizes
         return [sum(sizes[buft_id]) if buft_id == i else 0 for i, buft_id in enumerate(self.support.buft_ids)]
-
-    def _layout(self, assigned, planner=None, work=None):
-        return GraphLayout.lowest(assigned, planner or self.planner, self.time_limit,
-                                  self.work if work is None else work)
 
     def alloc_graph(self, graph):
         """Split `graph` and give it memory, leaves without any included; afterwards inputs can be set."""
         with self._lock:
-            self._refuse_callbacks()
-            self._prepare(graph)
+            self._prepared(graph)
 
-    def _prepare(self, graph):
+    def _prepared(self, graph):
+        """The Run of the graph, with memory for it."""
         self._check(graph)
-        run = self._runs.get(graph, self._key, lambda: self._make_run(graph))
+        run = self._runs.get(graph, self.settings.key_of, functools.partial(
+            prepare, self.settings, self.memory, self.events, self.synchronize, graph))
         now = TABLE.placement_version, self.memory.version
         if run.grown_for != now:                            # chunks may have been replaced or freed
             self.memory.grow(run.layout.chunk_sizes, self.synchronize)
             run.grown_for = now
         self._assigned, self._run = run.assigned, run
         return run
-
-    def _key(self, run):
-        """What a run depends on besides its graph."""
-        usages = tuple([b.usage for b in run.assigned.buffers])
-        threads = self.work and tuple([b.plan_settings for b in self.support.backends])     # work memory depends on it
-        return self._pin_version, self.motion, self.planner, threads, usages, run.places()
-
-    @oom_guard("a run of a graph")
-    def _make_run(self, graph):
-        made = None
-        while made is None:                                 # until no other thread moves a leaf meanwhile
-            assigned = self._assign(graph)
-            layout = self._layout(assigned)
-            self.memory.grow(layout.chunk_sizes, self.synchronize)
-            made = place_leaves(assigned)                   # after whatever may fail: the user sees it
-        backend = assigned.rows["backend"]
-        for buf, tensors in made:
-            self._owned.append(Leaves(buf, [(t, int(backend[assigned.local[t.id]])) for t in tensors]))
-        return Run(self, assigned, layout)
 
     # ------------------------------------------------------------ computing
     def graph_compute(self, graph):
@@ -281,8 +268,7 @@ class Scheduler(Handle):
             submitted(self, self._run)
 
     def _submit(self, graph):
-        self._refuse_callbacks()
-        run = self._prepare(graph)
+        run = self._prepared(graph)
         if self.memory.used_by is not run:      # others have other things at these places: they come to an end first
             self.synchronize()
         wait_for_others(self, run)
@@ -344,8 +330,9 @@ class Scheduler(Handle):
         return values[0] if len(values) == 1 else values
 
     def submit_and_read(self, graph, t):
-        """Submit `graph`; returns a function that waits for the values of `t`, its result.  Other graphs may be
-        submitted before it is called, and are then under way at once (a pipeline) where devices work asynchronously.
+        """Submit `graph`; returns a function that waits for the values of `t` and gives them as `numpy` does.  Other
+        graphs may be submitted before it is called, and are then under way at once (a pipeline) where devices work
+        asynchronously.
 
             reads = []
             for values in batches:
@@ -372,7 +359,7 @@ class Scheduler(Handle):
             elif event.alive:
                 event_synchronize(event)
                 event_free(event)
-            return t._elements(np.frombuffer(raw, np.uint8)).copy()
+            return t._decoded(np.frombuffer(raw, np.uint8))
         return read
 
     # ------------------------------------------------------------ state
@@ -386,12 +373,9 @@ class Scheduler(Handle):
             call_all(self.synchronize, self._forget)
 
     def _forget(self):
-        owned, self._owned = self._owned, []
-        self._pins.clear()
-        self._pin_version += 1
         self._runs.clear()
         self._assigned = self._run = None
-        call_all(*(leaves.take_back for leaves in owned))
+        self.settings.forget()
 
     def free(self):
         """Give everything back; a second call does nothing.  Errors come out after all of it was tried."""
@@ -419,33 +403,6 @@ class Scheduler(Handle):
 
     def _repr_html_(self):
         return scheduler_html(self)
-
-
-class Leaves:
-    """The tensors a scheduler placed in one buffer.  Keeps neither alive: the buffer is freed with the last of them."""
-
-    def __init__(self, buf, placed):
-        self.buf_id = buf.id
-        self._tensors = [(weakref.ref(t), b) for t, b in placed]
-        self._owner = free_after(buf, [t for t, _ in placed])
-
-    @property
-    def alive(self):
-        owner = self._owner()
-        return owner is not None and owner.buf.alive
-
-    def placed(self):
-        """(tensor, backend number) of those that still lie here."""
-        found = ((ref(), b) for ref, b in self._tensors)
-        return [(t, b) for t, b in found if t is not None and int(TABLE.words[t.id, T_BUFFER]) == self.buf_id]
-
-    def take_back(self):
-        """The tensors have no memory again, as before."""
-        for t, _ in self.placed():              # first: a tensor in a freed buffer counts as lost
-            unplace(t, self.buf_id)
-        owner = self._owner()
-        if owner is not None:
-            owner.now()
 
 
 def _release(memory, events):

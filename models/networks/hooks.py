@@ -319,7 +319,7 @@ class TokenRows:
     def add(self, a):
         """The values of one run."""
         spec = self._spec
-        if spec.token_axis is None:         # as many rows as the step had texts
+        if spec.token_axis is None:         # the tensor has one row for each text of the step
             a, self._n, self._row, self._a = a[None], 0, list(a.shape), None
         else:
             a = np.moveaxis(a, spec.token_axis, 0)

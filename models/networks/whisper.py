@@ -59,11 +59,11 @@ class Whisper(Network):
     cache_owner = None                  # what the caches belong to, for those who share them
     heard_frames = None                 # of the window that was heard last
 
-    def __init__(self, file, backend="CPU", n_threads=None, kv_type=None, gelu="exact", **kw):
+    def __init__(self, file, options=None, kv_type=None, gelu="exact"):
         self._gelu = one_of("gelu", gelu, GELUS)
         self._asked_kv = None if kv_type is None else one_of("kv_type", kv_type, KV_TYPES)
         self._cache = self._cache_buffer = None
-        super().__init__(file, backend, n_threads, **kw)
+        super().__init__(file, options)
 
     # ------------------------------------------------------------ loading
     def _load(self):

@@ -15,5 +15,3 @@ Read speech.py first.
     streaming.py        sound that is coming in
     inside.py           pictures of what a model hears, and where it listens
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

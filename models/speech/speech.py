@@ -14,6 +14,7 @@ from ggjit.models.convert.whisper_package import whisper_base_path
 from ggjit.models.core.checks import integer, number, one_of
 from ggjit.models.files.sound import RATE, Sound, open_sound, with_samples
 from ggjit.models.files.whisper_file import open_model
+from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.silero import load_vad
 from ggjit.models.networks.whisper import Whisper
 from ggjit.models.speech.inside import Listening, Spectrogram
@@ -52,7 +53,8 @@ def load_speech(path=None, n_threads=None, backend="CPU", kv_type=None, gelu="ex
     t0, file = time.perf_counter(), open_model(path)
     if file.arch != "whisper":
         raise ModelError(f"{path}: a model of architecture {file.arch!r}, no Whisper; load_model loads it")
-    return Speech(Whisper(file, backend, n_threads, kv_type=kv_type, gelu=gelu, repack=repack, load_start=t0))
+    options = LoadOptions(backend, n_threads, repack=repack, started=t0)
+    return Speech(Whisper(file, options, kv_type=kv_type, gelu=gelu))
 
 
 class Speech:

@@ -8,5 +8,3 @@ declare something.  Of the process: `requirements` (what ggjit runs on), `settin
 fork), `progress` (how far long work is).
 `printable` makes text safe for a terminal, `whole_file` writes files whole or not at all.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -8,7 +8,7 @@
         r = walk_at(address)            # r.n, r.price, r.size[i], r.step[i].place, r.count.moves += 1
         ...
     given = WALK.of(n=3, price=0.5, size=size)      # step and count: memory of its own
-    walk(given.words)
+    walk(given)
     given.step["place"]                             # as the pass left it
 
 A field is a scalar (i64, f64), an array (i64, f64, u8) with its length, (structured dtype, length), or a structured
@@ -21,6 +21,8 @@ a loop.  Places are not checked, and count from 0 alone: -1 is no place.
 """
 import operator
 import re
+import struct
+from array import array
 
 import numpy as np
 from llvmlite import ir
@@ -115,54 +117,89 @@ class JitRecord:
     """A layout of fields; `at(address)`, for jitted code, gives them by name."""
 
     def __init__(self, name, **fields):
-        self.name, self.scalars, self.arrays, found = name, {}, {}, {}
+        assert name not in _names, f"there is a {name} already"
+        _names.add(name)
+        self.name, self.scalars, self.arrays, self._makers, found = name, {}, {}, {}, {}
         for k, (field, spec) in enumerate(fields.items()):
             if isinstance(spec, str):
                 kind, length, fill = _FIELD.fullmatch(spec).groups()
                 dtype, seen = _DTYPES[kind], _SCALARS[kind] if length is None else types.CPointer(_SCALARS[kind])
+            elif isinstance(spec, tuple):
+                (dtype, length), fill, seen = spec, None, RowsPointer(from_dtype(spec[0]))
             else:
-                (dtype, length), fill = spec if isinstance(spec, tuple) else (spec, "1"), 0
-                seen = RowsPointer(from_dtype(dtype)) if isinstance(spec, tuple) else from_dtype(dtype)
-                fill = None if isinstance(spec, tuple) else 0
+                dtype, length, fill, seen = spec, "1", "0", from_dtype(spec)
             found[field] = k, seen
             if length is None:
                 self.scalars[field] = k, kind
             else:
-                self.arrays[field] = k, dtype, compile(length, field, "eval"), fill
-        assert name not in _names, f"there is a {name} already"
-        _names.add(name)
-        self.at = _pointer_maker(RecordPointer(name, found))
+                self.arrays[field] = dtype, length, fill
+        self.places, self.at = {field: k for field, (k, _) in found.items()}, _pointer_maker(RecordPointer(name, found))
 
     def of(self, **values):
         """A FilledRecord.  Every scalar is needed."""
-        return FilledRecord(self, values)
+        given = tuple(values)
+        maker = self._makers.get(given)
+        if maker is None:
+            maker = self._makers[given] = self._maker(values)
+        return FilledRecord(self, values, *maker(values))
+
+    def _maker(self, values):
+        """values -> (words, memory, {field: (first and last word of it, dtype)}) for calls that give these fields.
+
+        Arrays to be made lie in one block, those of zeros first; a record of twenty fields takes 10 us."""
+        assert self.scalars.keys() <= values.keys() <= self.places.keys(), f"{self.name} has other fields"
+        made = sorted((f for f in self.arrays if f not in values), key=lambda f: self.arrays[f][2] != "0")
+        names = [f for f in values if any(re.search(rf"\b{f}\b", self.arrays[m][1]) for m in made)]
+        lines = [f"assert values[{f!r}].dtype == dtypes[{f!r}], '{self.name}.{f} has another dtype'"
+                 for f in values if f in self.arrays]
+        lines += [f"{f} = values[{f!r}]" for f in names] + ["end = 0"]
+        for field in made:
+            dtype, length, fill = self.arrays[field]
+            lines += [f"{field}_ = end", f"end += (({length}) * {dtype.itemsize} + 7) // 8"]
+            lines += ["n_zeros = end"] if fill == "0" else []
+        lines += ["memory = np.empty(end, np.int64)", "at = memory.__array_interface__['data'][0]"]
+        if any(self.arrays[field][2] == "0" for field in made):
+            lines.append("memory[:n_zeros] = 0")
+        ends = {f: f"{g}_" for f, g in zip(made, made[1:], strict=False)}
+        lines += [f"memory[{f}_:{ends.get(f, 'end')}] = {self.arrays[f][2]}" for f in made
+                  if self.arrays[f][2] not in (None, "0")]
+        words = [f"at + 8 * {f}_" if f in made else
+                 f"values[{f!r}].ctypes.data" if f in self.arrays and self.arrays[f][0].names else
+                 f"address_of(values[{f!r}])" if f in self.arrays else
+                 f"values[{f!r}]" if self.scalars[f][1] == "i64" else f"bits(values[{f!r}])" for f in self.places]
+        places = ", ".join(f"{f!r}: ({f}_, {ends.get(f, 'end')})" for f in made)
+        lines.append(f"return array('q', ({', '.join(words)},)), memory, {{{places}}}")
+        scope = {"np": np, "array": array, "address_of": address_of, "bits": _bits,
+                 "dtypes": {f: dtype for f, (dtype, *_) in self.arrays.items()}}
+        exec("def make(values):\n    " + "\n    ".join(lines), scope)
+        return scope["make"]
+
+
+def _bits(x):
+    return struct.unpack("q", struct.pack("d", x))[0]
 
 
 class FilledRecord:
-    """One record in memory: `.words` is what a pass gets.  Fields are attributes; scalars may be set."""
+    """One record in memory, which a pass takes as an argument.  Fields are attributes; scalars may be set."""
 
-    def __init__(self, record, values):
-        words = np.empty(len(record.scalars) + len(record.arrays), np.int64)
-        vars(self).update(_record=record, words=words, _floats=words.view(np.float64), _values=values)
-        for field, (k, kind) in record.scalars.items():
-            (words if kind == "i64" else self._floats)[k] = values[field]
-        for field, (k, dtype, length, fill) in record.arrays.items():
-            array = values.get(field)
-            if array is None:
-                n = eval(length, {}, values)
-                array = values[field] = np.zeros(n, dtype) if fill in (0, "0") else np.empty(n, dtype)
-                if fill not in (None, 0, "0"):
-                    array.fill(int(fill))
-            assert array.dtype == dtype, f"{record.name}.{field}: {array.dtype}"
-            words[k] = address_of(array if dtype.names is None else array.view(np.int64))
-        assert len(values) == len(words), f"{record.name} lacks some of {', '.join(values)}"
+    def __init__(self, record, values, words, memory, made):
+        d = self.__dict__
+        d["_record"], d["_values"], d["_words"], d["_memory"], d["_made"] = record, values, words, memory, made
+        d["_as_parameter_"] = words.buffer_info()[0]            # for ctypes, which holds the record while a pass runs
 
     def __setattr__(self, field, value):
         k, kind = self._record.scalars[field]
-        (self.words if kind == "i64" else self._floats)[k] = self._values[field] = value
+        self._words[k] = value if kind == "i64" else _bits(value)
+        self._values[field] = value
 
     def __getattr__(self, field):
-        try:
+        if field in self._values:
             return self._values[field]
-        except KeyError:
-            raise AttributeError(field) from None
+        if field not in self._made:
+            raise AttributeError(field)
+        (first, end), (dtype, length, _) = self._made[field], self._record.arrays[field]
+        found = self._memory[first:end].view(dtype)
+        if dtype.itemsize < 8:
+            found = found[:eval(length, {}, self._values)]
+        self._values[field] = found
+        return found

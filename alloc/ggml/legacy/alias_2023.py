@@ -1,4 +1,4 @@
-"""The aliasing pass of ggml's November 2023 sources, word for word (rows A10.02-A10.18).
+"""The aliasing pass of ggml's November 2023 sources, word for word.
 
 What differs from `alias.py`:
     - the scan of sources stops at the first absent one;
@@ -11,9 +11,9 @@ What differs from `alias.py`:
 import numpy as np
 
 from ggjit.alloc.ggml import alias
-from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml import graph_record as col
 from ggjit.alloc.ggml.alias import new_allocation, same_layout
-from ggjit.alloc.ggml.columns import pad, put_event
+from ggjit.alloc.ggml.graph_record import graph_at, pad, put_event
 from ggjit.ops.core import record as rec
 from ggjit.ops.native.jit import exact, i64s, native
 
@@ -23,192 +23,178 @@ _UNSET, _OURS, _ELSEWHERE = 0, 1, 2
 
 
 @exact
-def _buffer(w, m, i):
+def _buffer(g, i):
     """Allocator that holds tensor i, -1: none."""
-    return w[col.A_BUFT * m + w[col.ALLOC * m + i]] if w[col.OWN * m + i] == _OURS else np.int64(-1)
+    return g.allocation[g.tensor[i].alloc].buft if g.tensor[i].own == _OURS else np.int64(-1)
 
 
 @exact
-def _init_view(w, m, i):
-    root = w[col.VIEW * m + i]
-    if root == col.FOREIGN or w[col.OWN * m + root] == _ELSEWHERE:
-        w[col.OWN * m + i] = _ELSEWHERE
+def _init_view(g, i):
+    root = g.tensor[i].view
+    if root == col.FOREIGN or g.tensor[root].own == _ELSEWHERE:
+        g.tensor[i].own = _ELSEWHERE
         return True
-    if w[col.OWN * m + root] == _UNSET:
+    if g.tensor[root].own == _UNSET:
         return False
-    w[col.OWN * m + i] = _OURS
-    w[col.ALLOC * m + i] = w[col.ALLOC * m + root]
-    w[col.DREL * m + i] = w[col.DREL * m + root] + w[col.VOFFS * m + i]
+    g.tensor[i].own = _OURS
+    g.tensor[i].alloc = g.tensor[root].alloc
+    g.tensor[i].rel_offs = g.tensor[root].rel_offs + g.tensor[i].view_offs
     return True
 
 
 @exact
-def _reuse(t, w, m, i, p):
+def _reuse(g, i, p):
     """Make node i a view of its source p (or of p's root) if p dies here."""
-    root = w[col.VIEW * m + p] if w[col.VIEW * m + p] != col.NONE else p
+    root = g.tensor[p].view if g.tensor[p].view != col.NONE else p
     cause = alias.IN_PLACE
-    if _buffer(w, m, p) != w[col.BUFT * m + i]:
+    if _buffer(g, p) != g.tensor[i].buft:
         cause = alias.SRC_EXTERNAL
-    elif w[col.KIDS * m + p] != 1:
+    elif g.tensor[p].kids != 1:
         cause = alias.SRC_SHARED
-    elif w[col.VIEWS * m + p] != 0:
+    elif g.tensor[p].views != 0:
         cause = alias.SRC_VIEWED
-    elif not same_layout(t, w[col.ID * m + i], w[col.ID * m + p]):
+    elif not same_layout(g, g.tensor[i].id, g.tensor[p].id):
         cause = alias.SRC_LAYOUT
-    elif root != p and (root < 0 or w[col.VIEWS * m + root] != 1 or w[col.KIDS * m + root] != 0 or
-                        w[col.DREL * m + root] != w[col.DREL * m + p]):
+    elif root != p and (root < 0 or g.tensor[root].views != 1 or g.tensor[root].kids != 0 or
+                        g.tensor[root].rel_offs != g.tensor[p].rel_offs):
         cause = alias.SRC_VIEWED
     if cause == alias.IN_PLACE:
-        _become_view(w, m, i, root)
+        _become_view(g, i, root)
         return True
-    if cause > w[col.CAUSE * m + i]:
-        w[col.CAUSE * m + i] = cause
-        w[col.CAUSE_SRC * m + i] = p
+    if cause > g.tensor[i].cause:
+        g.tensor[i].cause = cause
+        g.tensor[i].cause_src = p
     return False
 
 
 @exact
-def _become_view(w, m, i, root):
-    w[col.VIEW * m + i] = root
-    w[col.VOFFS * m + i] = 0
-    w[col.VIEWS * m + root] += 1
-    w[col.CAUSE * m + i] = alias.IN_PLACE
-    w[col.CAUSE_SRC * m + i] = root
-    _init_view(w, m, i)
+def _become_view(g, i, root):
+    g.tensor[i].view = root
+    g.tensor[i].view_offs = 0
+    g.tensor[root].views += 1
+    g.tensor[i].cause = alias.IN_PLACE
+    g.tensor[i].cause_src = root
+    _init_view(g, i)
 
 
 @exact
-def _allocate(t, w, m, cnt, i, alignment, step, n_nodes, n_steps):
+def _allocate(g, i, step):
     """Returns False where ggml's assert fails: a view whose source has no data."""
-    if w[col.OWN * m + i] != _UNSET:
+    if g.tensor[i].own != _UNSET:
         return True
-    if w[col.VIEW * m + i] != col.NONE:
-        return _init_view(w, m, i)
-    if i < n_nodes:
-        w[col.CAUSE * m + i] = alias.OP_CANNOT
-        if w[col.FLAGS * m + i] & col.CAN_INPLACE:
-            w[col.CAUSE * m + i] = alias.NO_SOURCE
+    if g.tensor[i].view != col.NONE:
+        return _init_view(g, i)
+    if i < g.n_nodes:
+        g.tensor[i].cause = alias.OP_CANNOT
+        if g.tensor[i].flags & col.CAN_INPLACE:
+            g.tensor[i].cause = alias.NO_SOURCE
             for j in range(rec.MAX_SRC):
-                p = w[col.SRC * m + i * rec.MAX_SRC + j]
+                p = g.tensor[i].src[j]
                 if p == col.NONE:
                     break
-                if p >= 0 and _reuse(t, w, m, i, p):
+                if p >= 0 and _reuse(g, i, p):
                     return True
-    buft = w[col.BUFT * m + i]
-    new_allocation(w, m, cnt, i, buft, pad(w[col.SIZE * m + i], alignment[buft]), step, n_steps)
-    w[col.OWN * m + i] = _OURS
+    buft = g.tensor[i].buft
+    new_allocation(g, i, buft, pad(g.tensor[i].size, g.alignment[buft]), step)
+    g.tensor[i].own = _OURS
     return True
 
 
 @exact
-def _free(w, m, cnt, i, step):
+def _free(g, i, step):
     """free_node: silently ignores tensors of other allocators; an allocation is given back once."""
-    if _buffer(w, m, i) != w[col.BUFT * m + i]:
+    if _buffer(g, i) != g.tensor[i].buft:
         return
-    a = w[col.ALLOC * m + i]
-    if w[col.A_CUR * m + a] < 0:
+    a = g.tensor[i].alloc
+    if g.allocation[a].left < 0:
         return
-    put_event(w, m, cnt[1], col.EV_FREE, a, w[col.A_CUR * m + a], step)
-    cnt[1] += 1
-    w[col.A_CUR * m + a] = -1
-    w[col.A_HI * m + a] = step + 1
+    put_event(g, col.EV_FREE, a, g.allocation[a].left, step)
+    g.allocation[a].left = -1
+    g.allocation[a].hi = step + 1
 
 
 @exact
-def _release_sources(w, m, cnt, i, step):
+def _release_sources(g, i, step):
     for j in range(rec.MAX_SRC):
-        p = w[col.SRC * m + i * rec.MAX_SRC + j]
+        p = g.tensor[i].src[j]
         if p == col.NONE:
             break
         if p < 0:
             continue
-        w[col.KIDS * m + p] -= 1
-        if w[col.KIDS * m + p] != 0 or w[col.VIEWS * m + p] != 0:
+        g.tensor[p].kids -= 1
+        if g.tensor[p].kids != 0 or g.tensor[p].views != 0:
             continue
-        root = w[col.VIEW * m + p]
+        root = g.tensor[p].view
         if root == col.NONE:
-            _free(w, m, cnt, p, step)
+            _free(g, p, step)
         elif root >= 0:
-            w[col.VIEWS * m + root] -= 1
-            if w[col.VIEWS * m + root] == 0 and w[col.KIDS * m + root] == 0:
-                _free(w, m, cnt, root, step)
+            g.tensor[root].views -= 1
+            if g.tensor[root].views == 0 and g.tensor[root].kids == 0:
+                _free(g, root, step)
 
 
 @exact
-def _count(w, m, n_nodes):
-    for i in range(n_nodes):
-        root = w[col.VIEW * m + i]
+def _count(g):
+    for i in range(g.n_nodes):
+        root = g.tensor[i].view
         if root >= 0:
-            w[col.VIEWS * m + root] += 1
-        if root != col.NONE and w[col.OWN * m + i] == _UNSET:
-            _init_view(w, m, i)             # only takes effect over memory placed beforehand
+            g.tensor[root].views += 1
+        if root != col.NONE and g.tensor[i].own == _UNSET:
+            _init_view(g, i)             # only takes effect over memory placed beforehand
         for j in range(rec.MAX_SRC):
-            p = w[col.SRC * m + i * rec.MAX_SRC + j]
+            p = g.tensor[i].src[j]
             if p == col.NONE:
                 break
             if p < 0:
                 continue
-            w[col.KIDS * m + p] += 1
-            if w[col.VIEW * m + p] != col.NONE and w[col.OWN * m + p] == _UNSET:
-                _init_view(w, m, p)
+            g.tensor[p].kids += 1
+            if g.tensor[p].view != col.NONE and g.tensor[p].own == _UNSET:
+                _init_view(g, p)
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def alias_2023(table, n_rows, ws, m, n_nodes, seq, n_seq, alignments, n_buffers, placed, n_placed, counts):
-    """Events of the 2023 graph allocator.
+@native("i64(i64, i64, i64, i64, i64)")
+def alias_2023(address, seq, n_seq, placed, n_placed):
+    """Events of the 2023 graph allocator, for a GRAPH record.
 
     seq: n_seq node positions and barriers; n_seq = 0 means graph order, freeing after every node.
     placed: n_placed pairs (local tensor, padded bytes): tensors the caller put into our allocators beforehand; they
         become the first allocations, without an event.
-    counts[0..1] return the numbers of allocations and of events; counts[2] the offending tensor or position.
+    count.at: the offending tensor or position.
     """
-    t = i64s(table, n_rows * rec.T_WORDS)
-    w = i64s(ws, col.COLUMNS * m)
-    order = i64s(seq, n_seq)
-    alignment = i64s(alignments, n_buffers)
-    cnt = i64s(counts, 3)
-    before = i64s(placed, 2 * n_placed)
-    cnt[0] = 0
-    cnt[1] = 0
-    n_steps = max(n_seq if n_seq else n_nodes, 1)
-    for i in range(m):
-        w[col.CAUSE * m + i] = alias.NOTHING_TO_PLACE
-        w[col.CAUSE_SRC * m + i] = col.NONE
-        w[col.OWN * m + i] = _ELSEWHERE if w[col.FLAGS * m + i] & col.EXTERNAL else _UNSET
+    g, order, before = graph_at(address), i64s(seq, n_seq), i64s(placed, 2 * n_placed)
+    g.count.allocations, g.count.events = n_placed, 0
+    for i in range(g.m):
+        x = g.tensor[i]
+        x.cause, x.cause_src = alias.NOTHING_TO_PLACE, col.NONE
+        x.own = _ELSEWHERE if x.flags & col.EXTERNAL else _UNSET
     for k in range(n_placed):
-        i = before[2 * k]
-        w[col.A_FIRST * m + k] = i
-        w[col.A_LO * m + k] = 0
-        w[col.A_HI * m + k] = n_steps
-        w[col.A_SIZE * m + k] = before[2 * k + 1]
-        w[col.A_CUR * m + k] = before[2 * k + 1]
-        w[col.A_BUFT * m + k] = w[col.BUFT * m + i]
-        w[col.ALLOC * m + i] = k
-        w[col.OWN * m + i] = _OURS
-        cnt[0] += 1
-    _count(w, m, n_nodes)
+        i, a = before[2 * k], g.allocation[k]
+        a.first, a.lo, a.hi, a.buft = i, 0, g.n_steps, g.tensor[i].buft
+        a.size = a.left = before[2 * k + 1]
+        g.tensor[i].alloc, g.tensor[i].own = k, _OURS
+    _count(g)
     start = 0
-    for k in range(n_steps if n_nodes else 0):
+    for k in range(g.n_steps if g.n_nodes else 0):
         i = order[k] if n_seq else k
         if i != BARRIER:
-            cnt[2] = k
-            if i < 0 or i >= n_nodes or (n_seq and w[col.OWN * m + i] == _OURS
-                                         and w[col.CAUSE * m + i] != alias.NOTHING_TO_PLACE):
+            g.count.at = k
+            if i < 0 or i >= g.n_nodes or (n_seq and g.tensor[i].own == _OURS
+                                         and g.tensor[i].cause != alias.NOTHING_TO_PLACE):
                 return col.BAD_SEQ
-            cnt[2] = i
+            g.count.at = i
             for j in range(rec.MAX_SRC):
-                p = w[col.SRC * m + i * rec.MAX_SRC + j]
+                p = g.tensor[i].src[j]
                 if p == col.NONE:
                     break
-                if p >= 0 and not _allocate(t, w, m, cnt, p, alignment, k, n_nodes, n_steps):
+                if p >= 0 and not _allocate(g, p, k):
                     return col.NO_DATA
-            if not _allocate(t, w, m, cnt, i, alignment, k, n_nodes, n_steps):
+            if not _allocate(g, i, k):
                 return col.NO_DATA
         if n_seq == 0:
-            _release_sources(w, m, cnt, i, k)
+            _release_sources(g, i, k)
         elif i == BARRIER:
             for q in range(start, k):
-                _release_sources(w, m, cnt, order[q], k)
+                _release_sources(g, order[q], k)
             start = k + 1
     return col.OK
 
@@ -217,9 +203,7 @@ def alias_as_in_2023(p, seq=None, placed=()):
     """Run the pass over a Problem.  placed: (local tensor, padded bytes, offs) of tensors already in our allocators."""
     seq = np.ascontiguousarray(() if seq is None else seq, np.int64)
     before = np.array([x[:2] for x in placed], np.int64).reshape(-1, 2)
-    counts = np.zeros(3, np.int64)
-    p.raise_for(alias_2023(p.table, p.n_rows, p.ws, p.m, p.n_nodes, seq, len(seq), p.alignments, p.n_buffers, before,
-                           len(before), counts), counts)
-    p.n_alloc, p.n_events, p.n_steps = int(counts[0]), int(counts[1]), max(len(seq) or p.n_nodes, 1)
+    p.graph.n_steps = max(len(seq) or p.n_nodes, 1)
+    p.raise_for(alias_2023(p.graph, seq, len(seq), before, len(before)))
     for k, x in enumerate(placed):
-        p.col(col.A_CHUNK)[k], p.col(col.A_OFFS)[k] = 0, x[2]
+        p.graph.allocation["chunk"][k], p.graph.allocation["offs"][k] = 0, x[2]

@@ -1,7 +1,9 @@
-"""The graph allocator of 2023, which goes on from the state that places for single tensors are in (rows A10.*)."""
+"""The graph allocator of 2023, which goes on from the state that places for single tensors are in."""
+import types
+
 import numpy as np
 
-from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml import graph_record as col
 from ggjit.alloc.ggml.free_list import UNBOUNDED, new_states, reset_to_block
 from ggjit.alloc.ggml.legacy.alias_2023 import alias_as_in_2023
 from ggjit.alloc.ggml.legacy.tensor_alloc import stacked
@@ -43,18 +45,18 @@ class GraphAllocator2023:
         self.parse_seq = None
 
     def set_parse_seq(self, seq):
-        """Explicit order as node positions, -1 for barriers; an empty list turns it off (A10.03)."""
+        """Explicit order as node positions, -1 for barriers; an empty list turns it off."""
         seq = check_ids("parse_seq", seq)
         self.parse_seq = seq if len(seq) else None
 
     def alloc_graph(self, talloc, table, node_ids, leaf_ids, sizes):
-        """(max_size of the allocator, GraphPlan) (A10.14)."""
+        """(max_size of the allocator, GraphPlan)."""
         plan = self.alloc_graph_n([talloc], table, node_ids, leaf_ids, sizes)
         return talloc.max_size, plan
 
     @oom_guard("a memory plan")
     def alloc_graph_n(self, tallocs, table, node_ids, leaf_ids, sizes, node_tallocs=None, leaf_tallocs=None):
-        """An allocator per tensor (A10.15): node_tallocs, leaf_tallocs are numbers into `tallocs`, None: all 0.
+        """An allocator per tensor: node_tallocs, leaf_tallocs are numbers into `tallocs`, None: all 0.
 
         Returns a GraphPlan whose buffers are the allocators and whose offsets count from their bases.
         """
@@ -73,8 +75,10 @@ class GraphAllocator2023:
                 own[k], want[k] = 1, b
                 offs, need = tallocs[b].live[i]
                 placed.append((k, need, offs))
-        p = Problem(table, node_ids, leaf_ids, sizes, [t.alignment for t in tallocs], want[:len(node_ids)],
-                    want[len(node_ids):], np.ascontiguousarray(in_place_table(modern=False), np.uint8), own)
+        p = Problem(types.SimpleNamespace(
+            table=table, node_ids=node_ids, leaf_ids=leaf_ids, sizes=sizes, outputs=(),
+            alignment=[t.alignment for t in tallocs], node_buffers=want[:len(node_ids)],
+            leaf_buffers=want[len(node_ids):]), np.ascontiguousarray(in_place_table(modern=False), np.uint8), own)
         alias_as_in_2023(p, self.parse_seq, placed)
         states, words = stacked(tallocs, p.m + 2)
         p.replay(states, words)
@@ -89,7 +93,7 @@ class GraphAllocator2023:
             if t.on_max and t.max_size > before:
                 for top, live in maxima(plan, b, before):
                     t.on_max(top, live)
-        alive = p.alloc_col(col.A_CUR) >= 0
+        alive = p.allocations["left"] >= 0
         buffer = np.concatenate([plan.node_buffer, plan.leaf_buffer])
         offs = np.concatenate([plan.node_offs, plan.leaf_offs])
         size = np.concatenate([plan.node_size, plan.leaf_size])
@@ -106,7 +110,7 @@ class GraphAllocator2023:
 def maxima(plan, buffer=0, above=0):
     """Every new maximum of one buffer's first chunk: (bytes, [(id, offs, nbytes)...] by address).
 
-    What GGML_ALLOCATOR_DEBUG prints (A9.23), from the events of a plan.
+    What GGML_ALLOCATOR_DEBUG prints, from the events of a plan.
     """
     live, top, out = {}, above, []
     for kind, a, nbytes, _ in plan.events.tolist():

@@ -38,7 +38,7 @@ from ggjit.ops.types.shared.dot import OWN
 ROWS = LANES
 CHUNK_NBYTES = 64 << 10             # of weights, where there are enough: [576 x 1536] Q4_0, two threads, 1.1 x (Zen 5)
 UNPACKED_NBYTES = 384 << 10         # of unpacked weights a thread keeps in the second-level cache
-MAX_COLUMNS = 4                     # of AVX2
+MAX_COLUMNS = 4                     # columns of a tile with AVX2
 
 
 # ---------------------------------------------------------------- the layout

@@ -91,7 +91,7 @@ def test_a_scheduler_keeps_no_leaves_alive():
         watch.append(weakref.ref(ctx))
         assert device.used > used
         sched.alloc_graph(keep)                     # another graph is the last one
-        sched._pins.clear()                         # pins are the user's wish and hold what they name until reset
+        sched.settings.pins.clear()              # pins are the user's wish and hold what they name until reset
         device.asked.clear()
         del ctx, x, graph
         gc.collect()

@@ -1,5 +1,7 @@
 """The life of a scheduler: reserve, compute, reset, bad input.  Rules: test_sched_rules.py."""
+import ast
 import gc
+import pathlib
 import threading
 
 import numpy as np
@@ -11,6 +13,7 @@ import ggjit as gg
 from ggjit.alloc.ggml.problem import GraphError
 from ggjit.core.table import TABLE
 from ggjit.ops.core.record import OP
+from ggjit.sched import scheduler
 
 
 # ---------------------------------------------------------------- life
@@ -185,6 +188,14 @@ def test_graphs_that_are_gone_take_their_runs_along():
     (lambda c: gg.Scheduler([c], rules="2025"), gg.ParamError, "2023, 2024, modern"),
     (lambda c: gg.Scheduler([c], planner="ggml-2023"), gg.ParamError, "ggml or best"),
     (lambda c: gg.Scheduler([c], time_limit=-1), gg.ParamError, "time_limit"),
+    (lambda c: gg.Scheduler([c], work="yes"), gg.TypeMismatch, "work is True or False, got 'yes'"),
+    (lambda c: gg.Scheduler([c], parallel=2), gg.TypeMismatch, "parallel is True or False, got 2"),
+    (lambda c: gg.Scheduler([c], motion=None), gg.TypeMismatch, "motion is True or False"),
+    (lambda c: gg.Scheduler([c], op_offload="no"), gg.TypeMismatch, "op_offload is True or False"),
+    (lambda c: gg.Scheduler([c], keep_weights=1.0), gg.TypeMismatch, "keep_weights is True or False"),
+    (lambda c: setattr(gg.Scheduler([c]), "work", "yes"), gg.TypeMismatch, "work is True or False"),
+    (lambda c: setattr(gg.Scheduler([c]), "planner", "worst"), gg.ParamError, "ggml or best"),
+    (lambda c: gg.GraphAllocator(c, work="yes"), gg.TypeMismatch, "work is True or False"),
     (lambda c: gg.Scheduler([c]).reserve_size(None, "ggml-2023"), gg.ParamError, "ggml or best"),
     (lambda c: gg.Scheduler([c], bufts=[]), gg.ParamError, "0 buffer types"),
     (lambda c: gg.Scheduler([c], bufts=[3]), gg.ParamError, "no buffer type"),
@@ -274,3 +285,20 @@ def test_out_of_memory_in_the_middle_of_allocation():
     assert small.used == used and [sched.buffer_size(b) for b in sched.backends] == held
     sched.graph_compute(graphs[0])
     np.testing.assert_array_equal(sched.numpy(graphs[0].outputs[0]), alone(graphs[0]))
+
+
+def test_the_trip_goes_one_way():
+    """No file beside the Scheduler's calls what is private to it: values are handed on."""
+    folder = pathlib.Path(scheduler.__file__).parent
+    private = {n.name for c in ast.parse((folder / "scheduler.py").read_text(encoding="utf-8")).body
+               if isinstance(c, ast.ClassDef) and c.name == "Scheduler" for n in c.body
+               if isinstance(n, ast.FunctionDef) and n.name.startswith("_") and not n.name.endswith("__")}
+    assert len(private) > 5
+    for path in folder.glob("*.py"):
+        if path.name == "scheduler.py":
+            continue
+        for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            own = isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in ("self", "cls")
+            if isinstance(n, ast.Attribute) and n.attr in private:
+                assert own, f"{path.name} line {n.lineno}: {ast.unparse(n)}"
+            assert not (isinstance(n, ast.ImportFrom) and n.module == "ggjit.sched.scheduler"), path.name

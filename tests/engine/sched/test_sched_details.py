@@ -349,7 +349,7 @@ def test_a_copy_callback_may_copy_part_of_a_weight():
 
 def test_splits_are_printed_when_asked(monkeypatch, capsys):
     sched, (a, c) = world(devices.Fake("A"))
-    monkeypatch.setattr("ggjit.sched.scheduler.debug", {"sched"})
+    monkeypatch.setattr("ggjit.sched.prepare.debug", {"sched"})
     sched.split_graph(two_layers(a, c))
     assert "## SPLIT #1: CPU # 1 inputs: [s (0K)]" in capsys.readouterr().err
 

@@ -1,0 +1,110 @@
+"""From a graph to its Run, one way; each step is handed what the one before it made.
+
+    SchedSettings, graph --assign--> Assignment --lay_out--> GraphLayout --prepare--> Run --Run.compute--> results
+"""
+import dataclasses
+import sys
+import weakref
+
+from ggjit.core.config import debug
+from ggjit.core.lifetime import call_all
+from ggjit.core.placing import free_after, unplace
+from ggjit.core.table import TABLE
+from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.record import T_BUFFER
+from ggjit.sched.assignment import Assignment
+from ggjit.sched.explain import Explanation
+from ggjit.sched.layout import GraphLayout, place_leaves
+from ggjit.sched.run import Run
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class SchedSettings:
+    """What a Scheduler wants, as it is now; the names are those of its arguments.
+
+    pins      {tensor id: (tensor, backend number)}; pin_version goes up whenever they change
+    leaves    the OwnedLeaves it placed
+    """
+    support: object
+    motion: bool
+    planner: str
+    time_limit: float
+    work: bool
+    pins: dict = dataclasses.field(default_factory=dict)
+    pin_version: int = 0
+    leaves: list = dataclasses.field(default_factory=list)
+
+    def key_of(self, run):
+        """What a run depends on besides its graph, as it is now."""
+        usages = tuple([b.usage for b in run.assigned.buffers])
+        threads = self.work and tuple([b.plan_settings for b in self.support.backends])     # work memory depends on it
+        return self.pin_version, self.motion, self.planner, threads, usages, run.places()
+
+    def forget(self):
+        """No pins, and the leaves have no memory again."""
+        leaves = self.leaves[:]
+        self.leaves.clear()
+        self.pins.clear()
+        self.pin_version += 1
+        call_all(*(mine.take_back for mine in leaves))
+
+
+@oom_guard("the assignment of a graph to backends")
+def assign(settings, graph):
+    """The Assignment of a graph that is alive.  Errors: NotSupported, GraphError."""
+    settings.leaves[:] = [mine for mine in settings.leaves if mine.alive]
+    owned = {t.id: b for mine in settings.leaves for t, b in mine.placed()}
+    for id_ in [id_ for id_, (t, _) in settings.pins.items() if not t.ctx.alive]:
+        del settings.pins[id_]
+    pins = {id_: b for id_, (_, b) in settings.pins.items()}
+    assigned = Assignment.in_order(settings.support, graph, pins, owned, settings.motion)
+    if "sched" in debug:
+        print(Explanation(assigned, None), file=sys.stderr)
+    return assigned
+
+
+def lay_out(settings, assigned):
+    """The GraphLayout of an Assignment."""
+    return GraphLayout.lowest(assigned, settings.planner, settings.time_limit, settings.work)
+
+
+@oom_guard("a run of a graph")
+def prepare(settings, memory, events, rest, graph):
+    """The Run of a graph, with memory for all of it.  rest(): called before compute buffers move."""
+    made = None
+    while made is None:                                     # until no other thread moves a leaf meanwhile
+        assigned = assign(settings, graph)
+        layout = lay_out(settings, assigned)
+        memory.grow(layout.chunk_sizes, rest)
+        made = place_leaves(assigned)                       # after whatever may fail: the user sees it
+    backend = assigned.rows["backend"]
+    settings.leaves += [OwnedLeaves(buf, [(t, int(backend[assigned.local[t.id]])) for t in tensors])
+                        for buf, tensors in made]
+    return Run(assigned, layout, memory, events)
+
+
+class OwnedLeaves:
+    """The tensors a scheduler placed in one buffer.  Keeps neither alive: the buffer is freed with the last of them."""
+
+    def __init__(self, buf, placed):
+        self.buf_id = buf.id
+        self._tensors = [(weakref.ref(t), b) for t, b in placed]
+        self._owner = free_after(buf, [t for t, _ in placed])
+
+    @property
+    def alive(self):
+        owner = self._owner()
+        return owner is not None and owner.buf.alive
+
+    def placed(self):
+        """(tensor, backend number) of those that still lie here."""
+        found = ((ref(), b) for ref, b in self._tensors)
+        return [(t, b) for t, b in found if t is not None and int(TABLE.words[t.id, T_BUFFER]) == self.buf_id]
+
+    def take_back(self):
+        """The tensors have no memory again, as before."""
+        for t, _ in self.placed():              # first: a tensor in a freed buffer counts as lost
+            unplace(t, self.buf_id)
+        owner = self._owner()
+        if owner is not None:
+            owner.now()
