@@ -114,7 +114,8 @@ def text_plot(report, width=72, height=14):
 FONT = "xmlns='http://www.w3.org/2000/svg' font-family='sans-serif' font-size='10' fill='currentColor'"
 STEP = "step (node in the order of computing)"
 LEFT, TOP, WIDTH, HEIGHT, FOOT, CHAR = 62, 22, 790, 300, 62, 5.6           # pixels; CHAR: width of a letter
-ZOOMS = ((1, 1), (2, 1), (4, 2), (8, 2), (16, 4), (32, 8), (64, 16))       # of `zoomable`: times as wide, times as high
+# zoom steps of `zoomable`: factor of the width, of the height
+ZOOMS = ((1, 1), (2, 1), (4, 2), (8, 2), (16, 4), (32, 8), (64, 16))
 FOOT_HEIGHT = 36                # pixels: steps below a picture that zooms
 ROOMY = 3                       # pixels that a step has where the curve of live bytes is drawn as a line on a rim
 

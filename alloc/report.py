@@ -132,7 +132,7 @@ class MeasureReport:
     def __init__(self, plan, make_rows, kinds=None, title=""):
         """make_rows() -> [Row], asked once, when they are looked at."""
         self._make_rows, self.kinds, self.title, self._pareto = make_rows, dict(kinds or {}), title, None
-        self.what_if = []               # of gg.measure(graph, what_if=...)
+        self.what_if = []               # results of gg.measure(graph, what_if=...)
         self.planner, self.rule, self.how = plan.planner, plan.rule, plan.how
         self.peak, self.lower_bound, self.ggml_peak = plan.peak, plan.lower_bound, plan.ggml_peak
         self.chunk_sizes, self.seconds = [list(c) for c in plan.chunk_sizes], plan.seconds

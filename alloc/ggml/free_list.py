@@ -25,7 +25,7 @@ FULL = -1                       # returned in place of an address where nothing 
 
 
 def state_words(cap_chunks, cap_blocks):
-    """Words of one allocator."""
+    """Number of words that the state of one allocator takes."""
     return HEAD + cap_chunks * (CHUNK_HEAD + 2 * cap_blocks)
 
 

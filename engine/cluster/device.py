@@ -75,8 +75,8 @@ class RemoteDevice(Device):
         self._queued, self._queued_nbytes = [], 0       # [(op, payload or None)] of the next message
         self._sent = collections.deque()        # answers not looked at yet
         self._failed = None                     # the first error that was found there and not raised yet
-        # of the last run, while nothing was written since: its `wanted`; {span: (answer, at)} of results that come with
-        # it; {span: number} of those it pushed
+        # state of the last run, valid while nothing was written since: its `wanted`; {span: (answer, at)} of results
+        # that come with it; {span: number} of those it pushed
         self._last_run, self._ahead, self._pushed = None, {}, {}
         self._n_pushed = 0
         self._reached = weakref.WeakKeyDictionary()     # {stream of another device: does this worker reach it?}

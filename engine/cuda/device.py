@@ -347,7 +347,7 @@ class CUDABackend(Backend):
         event = other.device.event_new()
         other.event_record(event)
         self.event_wait(event)
-        other.device.event_free(event)          # the driver keeps it until it was reached
+        other.device.event_free(event)          # the driver keeps the event until the stream has reached it
 
     def event_record(self, event):
         self.device.use()

@@ -110,7 +110,7 @@ class Notice:
                              f"{self._kept}")
 
     def _watch(self):
-        """Moves the line on, and ends it once nothing has been compiled for a while."""
+        """Updates the line, and removes it once nothing has been compiled for a while."""
         while time.monotonic() - self._changed < (PAUSE if self._seen >= self._expected else GIVE_UP):
             time.sleep(TICK)
             with self._lock:

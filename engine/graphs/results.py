@@ -97,7 +97,7 @@ class Results:
         """How many of `_spans` were written; None: all."""
 
     def _poison(self):
-        """NaN bytes into memory that holds nothing before a run, so that what no kernel writes shows."""
+        """Fill memory that holds nothing before a run with NaN bytes, so that elements no kernel writes are seen."""
         for buf, offs, nbytes in self._undefined():
             self._fill(buf, offs, nbytes)
 

@@ -146,7 +146,7 @@ class HParams:
         return tensor in self.file.tensors
 
     def require(self, tensor):
-        """Errors: ModelError, where the file has no such tensor."""
+        """Check that the file has the tensor.  Errors: ModelError."""
         if not self.has(tensor):
             raise ModelError(f"{self.file.path}: tensor {tensor!r} is missing, the {self.file.arch} architecture needs "
                              f"it; convert the model again")

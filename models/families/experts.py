@@ -220,7 +220,7 @@ def dbrx(hparams):
 
 
 def hy_v3(hparams):
-    """Norms of heads, a shared expert; layers without a router are dense."""
+    """Queries and keys have norms for each head; one expert is shared; layers without a router are dense."""
     hparams.leave_predicting()
     hparams.ignore("leading_dense_block_count", "expert_shared_count", "feed_forward_length")
     attention = rotated(hparams, ROPE_NEOX, qk_norm="rms")

@@ -56,8 +56,8 @@ class Whisper(Network):
     gelu: "exact", or "ggml": the tanh form, and activations rounded to F16 beside F16 weights, as whisper.cpp computes.
     """
     CAUSAL = False
-    cache_owner = None                  # what the caches belong to, for those who share them
-    heard_frames = None                 # of the window that was heard last
+    cache_owner = None                  # object whose text is in the caches
+    heard_frames = None                 # frames of the window that was encoded last
 
     def __init__(self, file, options=None, kv_type=None, gelu="exact"):
         self._gelu = one_of("gelu", gelu, GELUS)

@@ -58,7 +58,7 @@ def _putter(op_is_top_k):
     def put(to, place, k, i):
         if place < k:
             if op_is_top_k and place < 2 and k > 1:
-                place = 1 - place               # as in ggml, where the order is undefined
+                place = 1 - place               # as ggml does; it leaves the order of equal elements undefined
             st_i32(to + 4 * place, i)
     return put
 
