@@ -19,7 +19,7 @@ from ggjit.models.networks.silero import load_vad
 from ggjit.models.networks.whisper import Whisper
 from ggjit.models.speech.inside import Listening, Spectrogram
 from ggjit.models.speech.mel import HOP, LogMel, n_frames
-from ggjit.models.speech.streaming import Stream
+from ggjit.models.speech.streaming import LiveTranscript
 from ggjit.models.speech.tokens import Vocabulary
 from ggjit.models.speech.transcript import Language, Transcript
 from ggjit.models.speech.transcription import UNIT, Options, Windows
@@ -156,7 +156,7 @@ class Speech:
 
     @typed_call
     def stream(self, step=1.0, longest=20.0, sample_rate=RATE, **options):
-        """A Stream for sound that is coming in: text that two transcriptions in a row agree on.
+        """A LiveTranscript for sound that is coming in: text that two transcriptions in a row agree on.
 
             s = m.stream(language="en")
             for chunk in microphone:
@@ -166,7 +166,7 @@ class Speech:
         step: seconds of new sound before it is heard again; longest: seconds that are heard at once.  options: as
         transcribe.  Errors: ParamError.
         """
-        return Stream(self, step, longest, sample_rate, **options)
+        return LiveTranscript(self, step, longest, sample_rate, **options)
 
     # ------------------------------------------------------------ parts of it
     @typed_call

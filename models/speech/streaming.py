@@ -21,7 +21,7 @@ MAX_OVERLAP = 5                 # words of a repetition behind a cut
 MAX_PROMPT = 200                # characters of stable text that the model is reminded of
 
 
-class Stream:
+class LiveTranscript:
     """`feed(samples)` gives the words that have become stable, `finish()` the rest.
 
     text: what is stable; pending: what the model hears behind it, which may change; delays: seconds between the end of

@@ -28,7 +28,7 @@ from helpers.whisper_reference import (
 from ggjit.models import convert_folder, load_speech, load_vad, quantize_gguf
 from ggjit.models.files.sound import open_sound, with_samples
 from ggjit.models.speech.decoding import Texts, TokenRules, beam_search, decode
-from ggjit.models.speech.streaming import Stream
+from ggjit.models.speech.streaming import LiveTranscript
 from ggjit.models.speech.tokens import LANGUAGES, gpt2_words
 from ggjit.models.speech.words import Word, dtw, median_rows
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError, ShapeError, TypeMismatch
@@ -498,7 +498,7 @@ class Heard:
 def test_a_stream_gives_out_what_it_hears_twice():
     sound = np.repeat(np.arange(80) / 1000, RATE // 2).astype(np.float32)
     speech, given = Heard(), []
-    stream = Stream(speech, step=1.0, longest=6.0)
+    stream = LiveTranscript(speech, step=1.0, longest=6.0)
     for i in range(0, len(sound), 3000):
         words = stream.feed(sound[i:i + 3000])
         given += words
