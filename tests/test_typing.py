@@ -95,8 +95,8 @@ def hidden():
     from ggjit.profiling.nodes import NodeTime
     from ggjit.profiling.profile import Profile
     found = (MeasureReport, Drawing, Explorer, Generation, Generations, Imatrix, Network, Pareto, Plan, Pool, NodeTime,
-             Profile, Rematerialized, SileroVad, Speech, Language, Segment, Transcript, LiveTranscript, Word, ImportanceSums,
-             Capturing, AttentionMaps, HiddenStates, LogitLens)
+             Profile, Rematerialized, SileroVad, Speech, Language, Segment, Transcript, LiveTranscript, Word,
+             ImportanceSums, Capturing, AttentionMaps, HiddenStates, LogitLens)
     return {f"_{c.__name__}": c for c in found}
 
 
