@@ -163,6 +163,14 @@ def test_a_class_name_is_used_once():
     assert len(places) > 300
 
 
+def test_sources_name_no_row_of_the_ledger():
+    """Tests point at code (tests/LEDGER.md), code does not point at the list."""
+    rows = re.compile(r"\b[A-F]\d{1,2}\.\d{2}\b|\brows? [A-F]\d{1,2}\b|\bpart [A-F]\d\b")
+    found = [f"{path.relative_to(ROOT)}:{n}" for path in sources()
+             for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if rows.search(line)]
+    assert not found, f"what a reader of the source needs is said here, without the number of a row: {found}"
+
+
 def test_imports_inside_functions_are_for_what_may_be_absent():
     inside = {(m, name) for m in MODULES for name, deferred in imports(m).items() if deferred}
     assert inside == DEFERRED

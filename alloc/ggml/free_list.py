@@ -21,11 +21,11 @@ CHUNK_HEAD = 2                  # words before a chunk's blocks
 MAX_CHUNKS = 16                 # GGML_VBUFFER_MAX_CHUNKS; the last one takes whatever is left
 UNBOUNDED = (1 << 62) - 1       # bytes; stands for ggml's SIZE_MAX/2
 N_CHUNKS, MAX_CHUNK, CAP_CHUNKS, CAP_BLOCKS, MAX_BLOCKS = range(5)
-FULL = -1                       # address of an allocation that does not fit
+FULL = -1                       # returned in place of an address where nothing fits
 
 
 def state_words(cap_chunks, cap_blocks):
-    """Words of one allocator."""
+    """Number of words that the state of one allocator takes."""
     return HEAD + cap_chunks * (CHUNK_HEAD + 2 * cap_blocks)
 
 

@@ -10,7 +10,7 @@ from ggjit.ops.native.jit import exact, native
 from ggjit.ops.native.records import JitRecord
 
 BIG = np.int64(1) << np.int64(62)
-NEVER = np.zeros(1, np.int64)   # the word of those that no clock stops
+NEVER = np.zeros(1, np.int64)   # the stop word of searches without a clock
 DENSE = 3000                    # up to this many buffers a scan of all placed ones beats collecting neighbours
 
 
@@ -167,8 +167,8 @@ def first_fit_sparse(address):
 
 
 WINDOW = 1 << 13                # sections that share a queue of `descent`
-MANY = 16                       # windows from which on that pays
-WIDE = 4                        # a buffer that takes this part of a window leaves no windows
+MANY = 16                       # number of windows from which on a queue per window is faster
+WIDE = 4                        # a buffer wider than 1/WIDE of a window makes windows useless
 STEPS, TURN = 1024, 16          # steps of offsets up to the lower bound, and those a window goes ahead of the others
 LARGE = 8192                    # buffers from which on offsets are taken in steps, where none is wide
 BLOCK, GROUP = 64, 1024         # sections whose highest top is kept beside the tops
@@ -398,7 +398,7 @@ def descent(address):
 KERNELS = (descent, first_fit_dense, first_fit_sparse)
 
 
-EXACT = 1 << 53                 # up to here a float is a whole number
+EXACT = 1 << 53                 # float64 holds every whole number below it
 
 
 def _by(*keys):

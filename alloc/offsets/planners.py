@@ -249,7 +249,7 @@ class Planner:
         soft = cap = max(self.proved, self.goal)
         while not self.done and not self.spent:
             if cap not in self.tiles:
-                kept = sorted(c for c in self.tiles if c < self.best)[:KEPT]       # half a megabyte each
+                kept = sorted(c for c in self.tiles if c < self.best)[:KEPT]       # each state takes half a megabyte
                 self.tiles = {c: self.tiles[c] for c in kept} | {cap: tiling.Tiling(self.inst, cap, self.seed)}
             if not self.tiles[cap].suits and cap == max(self.proved, self.goal):
                 return False

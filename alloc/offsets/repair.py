@@ -21,7 +21,7 @@ MAX_TABLE = 1 << 22             # prices of buffers at offsets
 RISE = 16                       # of a pair's price a byte, which is 1 at first, in the table
 WALKS = 1                       # layouts that are repaired at a time
 PATIENCE = 1_000_000            # moves of a walk without success before it starts anew, with another capacity
-MAX_PAIRS = 8_000_000           # that meet, in problems that are tried
+MAX_PAIRS = 8_000_000           # overlapping pairs of buffers; larger problems are not repaired
 FAR = np.int64(1) << np.int64(62)
 
 

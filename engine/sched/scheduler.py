@@ -206,7 +206,8 @@ class Scheduler(Handle):
                              f"or reset; return False to end the run, and do it afterwards")
 
     def _check(self, graph):
-        self._refuse_callbacks()
+        if self._computing:
+            self._refuse_callbacks()
         self._check_graph(graph)
 
     def _check_graph(self, graph):

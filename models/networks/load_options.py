@@ -7,7 +7,7 @@ from ggjit.models.blocks.hparams import ROPE_OPTIONS
 from ggjit.models.core.checks import known_options
 
 DECODER_OPTIONS = "n_ctx", "n_batch", "kv_type", "flash", "n_seqs"
-KEYWORDS = (*DECODER_OPTIONS, *ROPE_OPTIONS, "repack")          # of load_model's **options
+KEYWORDS = (*DECODER_OPTIONS, *ROPE_OPTIONS, "repack")          # names of load_model's **options
 
 
 @dataclasses.dataclass(frozen=True)

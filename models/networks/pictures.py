@@ -201,7 +201,7 @@ def hidden_states(network, ids):
 
 
 def logit_lens(network, ids, top):
-    """LogitLens of a text.  Errors: NotSupported, for a network without logits."""
+    """The LogitLens of a text.  Errors: NotSupported for a network without logits."""
     if not network.CAUSAL:
         raise NotSupported(f"{network.file.arch} models have no logits: what a layer would say is not defined; "
                            f"hidden_states shows the layers")

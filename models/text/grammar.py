@@ -26,7 +26,7 @@ DONE = 0                        # the stack without elements: the text may end h
 MAX_STACKS = 5000               # in one state
 MAX_WORK = 1_000_000            # stacks looked at for one mask or token, about a second
 MAX_MASKS = 512                 # that are kept of one grammar
-MAX_GRAMMARS = 8                # ... of one vocabulary
+MAX_GRAMMARS = 8                # compiled grammars that one vocabulary keeps
 
 
 _KEPT = weakref.WeakKeyDictionary()     # {tokenizer: {text: Grammar}}

@@ -60,7 +60,7 @@ def _make(tb, td, ids_type):
         for r in range(start, stop):
             i1, i2, i3 = row_index(b, r)
             at = addr(ids) + i1 * nb(ids, 0)
-            if r >= n1:                                 # most have one plane: two divisions saved
+            if r >= n1:                                 # most tensors have one plane: two divisions are saved
                 at += i2 % m2 * nb(ids, 1) + i3 % m3 * nb(ids, 2)
             id = load_id(at)
             if id < 0 or id >= n_table:
