@@ -21,7 +21,7 @@ import sys as _sys
 
 from ggjit.alloc.ggml.problem import GraphError, GraphPlan
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.offsets.planners import Layout, plan_offsets
+from ggjit.alloc.offsets.planners import Layout, SearchOptions, plan_offsets
 from ggjit.alloc.plan_request import PlanOptions, PlanRequest
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout
 from ggjit.ops.core.spec import in_place_table as _in_place_table

@@ -23,7 +23,7 @@ from ggjit.ops.core.whole_file import whole_file
 
 # colours that readers with any colour vision tell apart; source: Okabe and Ito, Color Universal Design, 2008
 PALETTE = ("#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#f0e442", "#0072b2")
-OTHER = "#a6a6a6"               # of what comes after the palette's last
+OTHER = "#a6a6a6"               # colour of everything beyond the palette
 LIVE, BOUND, RIM = "#000000", "#b3004b", "#ffffff"
 # steps that a buffer lives at most, and its colour, dark to light (cividis)
 LIFETIMES = ((1, "1 step", "#31446b"), (3, "2 to 3 steps", "#666970"), (10, "4 to 10 steps", "#958f78"),
@@ -114,7 +114,8 @@ def text_plot(report, width=72, height=14):
 FONT = "xmlns='http://www.w3.org/2000/svg' font-family='sans-serif' font-size='10' fill='currentColor'"
 STEP = "step (node in the order of computing)"
 LEFT, TOP, WIDTH, HEIGHT, FOOT, CHAR = 62, 22, 790, 300, 62, 5.6           # pixels; CHAR: width of a letter
-ZOOMS = ((1, 1), (2, 1), (4, 2), (8, 2), (16, 4), (32, 8), (64, 16))       # of `zoomable`: times as wide, times as high
+# zoom steps of `zoomable`: factor of the width, of the height
+ZOOMS = ((1, 1), (2, 1), (4, 2), (8, 2), (16, 4), (32, 8), (64, 16))
 FOOT_HEIGHT = 36                # pixels: steps below a picture that zooms
 ROOMY = 3                       # pixels that a step has where the curve of live bytes is drawn as a line on a rim
 

@@ -11,7 +11,7 @@ from ggjit.alloc.plan_request import PlanOptions, PlanRequest
 from ggjit.ops.core.host_memory import oom_guard
 
 ALIGNMENT = 32                  # bytes; what plan_graph pads to
-PLAN_NODES = 5000               # of the search for offsets of an order; most are at their bound at once
+PLAN_NODES = 5000               # nodes of the search for offsets of an order; most are at their bound at once
 VARIANTS, MOVES = 8, 500        # orders with as few live bytes that are placed where the first has a gap
 
 
@@ -45,6 +45,6 @@ def reorder(request, beam=8, in_place=None):
             new, order = plan, other
         if new.peak == found.peak:
             break
-    if new.peak >= nbytes.peak(given):          # else sure without a search
+    if new.peak >= nbytes.peak(given):          # otherwise no search is needed
         old = planned(given, searched)
     return request.node_ids[order] if new.peak < old.peak else request.node_ids

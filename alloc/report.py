@@ -91,7 +91,7 @@ def saving(planner, plan_with, best=None):
         return Saving(planner, {"best": best.peak}, {"best": best.seconds})
     plans, seconds = {planner: plan_with(planner), "best": best}, {"best": best.seconds}
     for name in (planner, "best")[:1 + (best.peak == best.lower_bound)]:        # above it, the search took its time
-        t0 = time.thread_time()                 # of a second call: the first loads code
+        t0 = time.thread_time()                 # the second call is timed: the first loads code
         plan_with(name)
         seconds[name] = time.thread_time() - t0
     return Saving(planner, {name: plan.peak for name, plan in plans.items()}, seconds)
@@ -132,7 +132,7 @@ class MeasureReport:
     def __init__(self, plan, make_rows, kinds=None, title=""):
         """make_rows() -> [Row], asked once, when they are looked at."""
         self._make_rows, self.kinds, self.title, self._pareto = make_rows, dict(kinds or {}), title, None
-        self.what_if = []               # of gg.measure(graph, what_if=...)
+        self.what_if = []               # results of gg.measure(graph, what_if=...)
         self.planner, self.rule, self.how = plan.planner, plan.rule, plan.how
         self.peak, self.lower_bound, self.ggml_peak = plan.peak, plan.lower_bound, plan.ggml_peak
         self.chunk_sizes, self.seconds = [list(c) for c in plan.chunk_sizes], plan.seconds

@@ -94,10 +94,10 @@ class _Memory:
 class _Run:
     """Executes a plan on tags instead of numbers: every tensor that is computed writes its own tag over its bytes."""
 
-    def __init__(self, table, node_ids, leaf_ids, sizes, plan, alignments, in_place):
-        self.t, self.plan, self.in_place = table, plan, in_place
-        self.nbytes = dict(zip(map(int, [*node_ids, *leaf_ids]), map(int, [*sizes[0], *sizes[1]]), strict=True))
-        ids = [*map(int, node_ids), *map(int, leaf_ids)]
+    def __init__(self, request, plan, in_place):
+        self.t, self.plan, self.in_place, sizes = request.table, plan, in_place, request.sizes
+        ids = [*map(int, request.node_ids), *map(int, request.leaf_ids)]
+        self.nbytes = dict(zip(ids, map(int, [*sizes[0], *sizes[1]]), strict=True))
         cols = [[*map(int, getattr(plan, f"node_{k}")), *map(int, getattr(plan, f"leaf_{k}"))]
                 for k in ("buffer", "chunk", "offs")]
         self.place = {i: (b, c, o) for i, b, c, o in zip(ids, *cols, strict=True)}
@@ -105,8 +105,8 @@ class _Run:
         for i, (b, c, o) in self.place.items():
             if b < 0:
                 continue
-            if self.root(i) == i and o % alignments[b]:
-                raise InvalidPlan(f"tensor {i}: offset {o} is no multiple of {alignments[b]}")
+            if self.root(i) == i and o % request.alignment[b]:
+                raise InvalidPlan(f"tensor {i}: offset {o} is no multiple of {request.alignment[b]}")
             if self.root(i) == i and o + self.nbytes[i] > self.mem[b][c].size:
                 raise InvalidPlan(f"tensor {i}: [{o}, {o + self.nbytes[i]}) ends beyond chunk {c} of buffer {b}")
             self._check_view(i)
@@ -169,25 +169,23 @@ class _Run:
 
 
 @oom_guard("the check of a memory plan")
-def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), in_place=None, leafs_first=True,
-                     outputs=()):
-    """Run the graph on tags: raise InvalidPlan when any node reads bytes that another tensor has overwritten.
+def check_graph_plan(request, plan, in_place=None, leafs_first=True):
+    """Run the graph of a PlanRequest on tags: raise InvalidPlan when a node reads bytes that another tensor overwrote.
 
     Also: offsets aligned and inside their chunk, views inside their source, in-place only with the same layout and an
-    op that may, outputs (flagged, in `outputs`, and the last node) intact at the end.  A flag on a view alone protects
-    nothing in ggml: the caller marks its source as well.  leafs_first: leafs are written before node 0 (modern ggml);
-    else when first used (2023, where the caller places inputs beforehand).
+    op that may, outputs (flagged, in `request.outputs`, and the last node) intact at the end.  A flag on a view alone
+    protects nothing in ggml: the caller marks its source as well.  in_place: bool by op number, default today's ops.
+    leafs_first: leafs are written before node 0 (modern ggml); else when first used (2023, where the caller places
+    inputs beforehand).
     """
-    if in_place is None:
-        in_place = in_place_table()
-    run = _Run(table, node_ids, leaf_ids, sizes, plan, alignments, in_place)
-    leafs, fresh = [int(i) for i in leaf_ids], set(map(int, leaf_ids))
+    run = _Run(request, plan, in_place_table() if in_place is None else in_place)
+    table, nodes, leafs = request.table, [*map(int, request.node_ids)], [*map(int, request.leaf_ids)]
+    fresh = set(leafs)
     if leafs_first:
         for i in leafs:
             if run.root(i) == i:
                 run.write(i)
         fresh = set()
-    nodes = [int(i) for i in node_ids]
     for i in nodes:
         for s in table[i, rec.T_SRC:rec.T_SRC + rec.MAX_SRC].tolist():
             if s in fresh:
@@ -195,7 +193,7 @@ def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), i
                 run.write(s)
         run.step(i)
     for i in nodes:
-        if leafs_first and (i in outputs or table[run.root(i), rec.T_FLAGS] & rec.FLAG_OUTPUT):
+        if leafs_first and (i in request.outputs or table[run.root(i), rec.T_FLAGS] & rec.FLAG_OUTPUT):
             run.read(i, "the caller, after the run,")
     if nodes:
         run.read(nodes[-1], "the caller, after the run,")

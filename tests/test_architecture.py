@@ -6,6 +6,7 @@ import tomllib
 import types
 
 import pytest
+from helpers.layers import FOLDERS, LAYERS, package
 from helpers.paths import ROOT
 
 import ggjit as gg
@@ -13,19 +14,6 @@ from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.spec import all_specs
 from ggjit.ops.cuda.compiler import contract
 
-FOLDERS = {"engine": "ggjit", "ops": "ggjit.ops", "alloc": "ggjit.alloc", "models": "ggjit.models",
-           "tools": "ggjit.tools"}
-# folders, lowest first: each imports only itself and those before it
-LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.types ggjit.ops.copying
-    ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.matmul.repack
-    ggjit.ops.attention ggjit.ops.conv ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused
-    ggjit.ops.cuda.compiler ggjit.ops.cuda.native ggjit.ops.cuda ggjit.ops.cuda.matmul
-    ggjit.alloc.ggml ggjit.alloc.offsets ggjit.alloc.orders ggjit.alloc.ggml.legacy ggjit.alloc
-    ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.display ggjit.sched ggjit.cuda
-    ggjit.api ggjit.train ggjit.cluster ggjit ggjit.models.core ggjit.models.files ggjit.models.text
-    ggjit.models.convert ggjit.models.blocks ggjit.models.families ggjit.models.networks
-    ggjit.models.speech ggjit.models ggjit.tools.suite.cases ggjit.tools.suite ggjit.tools.command
-    ggjit.tools.command.commands ggjit.tools""".split()
 # imports inside functions: code that is loaded only where its device or extra is there
 DEFERRED = {("ggjit.api.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
             ("ggjit.cuda.cuda_plan", "ggjit.ops.cuda.compiler.build"),
@@ -94,10 +82,11 @@ def circles():
 
 
 def test_every_package_is_listed():
+    """In the tables of docs/where-is-what.md, which are the layers, and in pyproject.toml."""
     conf = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    found = {".".join([name, *init.parent.relative_to(ROOT / folder).parts])
-             for folder, name in FOLDERS.items() for init in (ROOT / folder).rglob("__init__.py")}
-    assert set(conf["tool"]["setuptools"]["packages"]) == found
+    found = sorted(package(init.parent.relative_to(ROOT).as_posix()) for folder in FOLDERS
+                   for init in (ROOT / folder).rglob("__init__.py"))
+    assert sorted(LAYERS) == found == sorted(conf["tool"]["setuptools"]["packages"])
 
 
 def test_one_folder_knows_the_compiler_of_cuda_kernels():
@@ -138,6 +127,21 @@ def test_a_bare_import_is_refused(folder, python):
     assert r.returncode != 0 and "import ggjit, not a folder" in r.stderr
 
 
+def test_a_bare_import_of_a_folder_inside_is_refused_by_the_top_folder(python):
+    """Python imports `ops` before `ops.core`: the five guards are enough."""
+    inside = [".".join(init.parent.relative_to(ROOT).parts) for folder in FOLDERS
+              for init in (ROOT / folder).rglob("__init__.py")]
+    code = (f"import importlib, sys; sys.path.insert(0, {str(ROOT)!r})\n"
+            f"for name in {inside!r}:\n"
+            "    try: importlib.import_module(name)\n"
+            "    except ImportError as e: assert 'import ggjit, not a folder' in str(e), name\n"
+            "    else: raise AssertionError(name)\n")
+    r = python(code)
+    assert r.returncode == 0 and len(inside) > 40, r.stderr
+    guarded = {p.parent.name for p in MODULES.values() if "not a folder of the checkout" in p.read_text("utf-8")}
+    assert guarded == {*FOLDERS}
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_go_one_way(module):
     for name in imports(module):
@@ -159,12 +163,20 @@ def test_a_class_name_is_used_once():
     assert len(places) > 300
 
 
+def test_sources_name_no_row_of_the_ledger():
+    """Tests point at code (tests/LEDGER.md), code does not point at the list."""
+    rows = re.compile(r"\b[A-F]\d{1,2}\.\d{2}\b|\brows? [A-F]\d{1,2}\b|\bpart [A-F]\d\b")
+    found = [f"{path.relative_to(ROOT)}:{n}" for path in sources()
+             for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if rows.search(line)]
+    assert not found, f"what a reader of the source needs is said here, without the number of a row: {found}"
+
+
 def test_imports_inside_functions_are_for_what_may_be_absent():
     inside = {(m, name) for m in MODULES for name, deferred in imports(m).items() if deferred}
     assert inside == DEFERRED
 
 
-def test_packages_hold_only_a_guard():
+def test_packages_import_nothing():
     """What an __init__ imports would not be in the keys of cached kernels by the name it is imported under."""
     api = {"ggjit", "ggjit.alloc", "ggjit.models", "ggjit.train", "ggjit.cluster"}
     for module, path in MODULES.items():

@@ -38,8 +38,8 @@ PROMPTS, MANY = (1, 4, 16, 64), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64,
 SENTENCES = (*range(3, 33), 48, 64, 96, 128, 192, 256)  # tokens of MiniLM's; tiles differ with every number
 HEADS = 64, 128
 GROUPS = range(1, 9)                                    # heads of Q that share one of K and V
-D, FF, VOCABULARY, CONTEXT = 1024, 2816, 256, 1024      # of the llamas
-N_SUITE = 300                                           # kernels of single ops
+D, FF, VOCABULARY, CONTEXT = 1024, 2816, 256, 1024      # sizes of the llama models whose kernels are compiled
+N_SUITE = 300                                           # cases of the op suite whose kernels are compiled
 
 
 # ---------------------------------------------------------------- which kernels

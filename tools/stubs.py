@@ -28,7 +28,7 @@ def _default(value):
 
 
 def text():
-    """The whole stub."""
+    """The text of the stub file."""
     lines = [_HEAD]
     for name, f in sorted(builders().items()):
         lines.append(f"def {name}({', '.join(arguments_text(f, _default))}) -> Tensor: ...\n")

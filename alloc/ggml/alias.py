@@ -7,7 +7,7 @@ reuse, flags.  It never looks at the free list, so its result, a list of events 
 Three rules:
     MODERN   current ggml.  A view is never "own", so ops behind a reshape never work in place.
     VIEWS    MODERN with that branch alive: a whole view at offset 0 whose root has no other user may be reused.
-    2023     `legacy/alias_2023.py`: the allocator of ggml's November 2023 sources (rows A10.*).
+    2023     `legacy/alias_2023.py`: the allocator of ggml's November 2023 sources.
 """
 
 from ggjit.alloc.ggml import graph_record as col

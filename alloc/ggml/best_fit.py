@@ -13,7 +13,7 @@ from ggjit.ops.core.errors import ParamError
 from ggjit.ops.native.jit import exact, i64s, native
 
 NONE = -1
-UNSEEN, RELEASED = -1, -2       # in place of a buffer's entry
+UNSEEN, RELEASED = -1, -2       # markers in place of a buffer's entry
 
 
 @exact

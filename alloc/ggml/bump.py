@@ -4,7 +4,7 @@ from ggjit.ops.core.errors import OutOfMemory, ShapeError
 
 
 def aligned_offset(base, offs, alignment):
-    """offs rounded up so that base + offs is a multiple of alignment; base 0 rounds a size up (A9.01)."""
+    """offs rounded up so that base + offs is a multiple of alignment; base 0 rounds a size up."""
     alignment = check_alignment(alignment)
     return offs + -(base + offs) % alignment
 

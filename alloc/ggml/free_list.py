@@ -1,4 +1,4 @@
-"""ggml's best-fit free list, in chunks, on flat int64 memory (rows A9.08-A9.20 and B3 "dynamic best fit", "chunks").
+"""ggml's best-fit free list, in chunks, on flat int64 memory.
 
 One allocator is a run of words; several allocators (one per buffer type) lie one behind the other.
 
@@ -21,11 +21,11 @@ CHUNK_HEAD = 2                  # words before a chunk's blocks
 MAX_CHUNKS = 16                 # GGML_VBUFFER_MAX_CHUNKS; the last one takes whatever is left
 UNBOUNDED = (1 << 62) - 1       # bytes; stands for ggml's SIZE_MAX/2
 N_CHUNKS, MAX_CHUNK, CAP_CHUNKS, CAP_BLOCKS, MAX_BLOCKS = range(5)
-FULL = -1                       # address of an allocation that does not fit
+FULL = -1                       # returned in place of an address where nothing fits
 
 
 def state_words(cap_chunks, cap_blocks):
-    """Words of one allocator."""
+    """Number of words that the state of one allocator takes."""
     return HEAD + cap_chunks * (CHUNK_HEAD + 2 * cap_blocks)
 
 
@@ -48,7 +48,7 @@ def chunk_at(st, a, c):
 
 @exact
 def reset_to_block(st, a, offs, size):
-    """One chunk holding one free block, as the 2023 tensor allocator starts (A9.08); keeps max_size."""
+    """One chunk holding one free block, as the 2023 tensor allocator starts; keeps max_size."""
     k = chunk_at(st, a, 0)
     if st[a + N_CHUNKS] == 0:
         st[k + 1] = 0

@@ -201,7 +201,7 @@ class Problem:
         self.raise_for(alias_modern(self.graph))
 
     def replay(self, states, words):
-        """ggml's free list; raises OutOfMemory when an allocator is bounded and too small (A9.13)."""
+        """ggml's free list; raises OutOfMemory when an allocator is bounded and too small."""
         if replay(self.graph, states, words) != col.OK:
             a = self.graph.allocation[int(self.graph.count["a"][0])]
             raise OutOfMemory(f"not enough space in the buffer: tensor {int(self.tensors['id'][a['first']])} needs "

@@ -18,7 +18,7 @@ from ggjit.alloc.offsets.sections import Instance
 SHARES = (0.75, 0.8, 0.85, 0.9, 0.95)   # of the goal, from which on a moment is crowded: the next where a search fails
 MANY = 512                      # buffers from which on it pays to look for stretches
 MOST = 1000                     # buffers of a stretch that is searched as one
-NODES = 4                       # of a search, per buffer
+NODES = 4                       # nodes of a search, per buffer
 
 
 def stretches(inst, least):

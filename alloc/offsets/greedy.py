@@ -6,18 +6,28 @@ what is placed under it), and the buffer with the lowest one is placed next, tie
 """
 import numpy as np
 
-from ggjit.ops.native.jit import exact, i64s, native
+from ggjit.ops.native.jit import exact, native
+from ggjit.ops.native.records import JitRecord
 
 BIG = np.int64(1) << np.int64(62)
-NEVER = np.zeros(1, np.int64)   # the word of those that no clock stops
+NEVER = np.zeros(1, np.int64)   # the stop word of searches without a clock
 DENSE = 3000                    # up to this many buffers a scan of all placed ones beats collecting neighbours
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
-def first_fit_dense(order, slo, shi, size, n, off, limit, stop_):
-    """Place in `order`; stops and returns `limit` once the peak reaches it.  Placed buffers are kept by address."""
-    stop = i64s(stop_, 1)
-    q, a, b, z, o = i64s(order, n), i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(off, n)
+FIT = JitRecord(
+    "FitRecord",
+    n="i64", ns="i64", order="i64[n]", lower="i64[n]", upper="i64[n]", size="i64[n]", offset="i64[n]",
+    n_placed="i64",             # that many of the order keep their offsets
+    coarse="i64",               # of `descent`
+    limit="i64", stop="i64[1]")     # a pass ends, and returns the limit, once the peak reaches it or the word is set
+fit_at = FIT.at
+
+
+@native("i64(i64)")
+def first_fit_dense(address):
+    """Place in order, none before; returns the peak.  Placed buffers are kept by address."""
+    r = fit_at(address)
+    n, limit, stop, q, a, b, z, o = r.n, r.limit, r.stop, r.order, r.lower, r.upper, r.size, r.offset
     p_lo, p_hi, p_off, p_end = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64),
                                 np.empty(n, np.int64))
     peak = np.int64(0)
@@ -111,13 +121,14 @@ def births_csr(a, n, ns):
     return bp, by
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def first_fit_sparse(order, slo, shi, size, n, ns, off, n_placed, limit, stop_):
+@native("i64(i64)")
+def first_fit_sparse(address):
     """first_fit_dense for many short-lived buffers: neighbours are those live at the birth and those born later.
 
     The first n_placed of the order keep their offsets."""
-    stop = i64s(stop_, 1)
-    q, a, b, z, o = i64s(order, n), i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(off, n)
+    r = fit_at(address)
+    n, ns, n_placed, limit, stop = r.n, r.ns, r.n_placed, r.limit, r.stop
+    q, a, b, z, o = r.order, r.lower, r.upper, r.size, r.offset
     sp, sm = members_csr(a, b, n, ns, stop)
     bp, by = births_csr(a, n, ns)
     key, end = np.empty(n, np.int64), np.empty(n, np.int64)
@@ -156,8 +167,8 @@ def first_fit_sparse(order, slo, shi, size, n, ns, off, n_placed, limit, stop_):
 
 
 WINDOW = 1 << 13                # sections that share a queue of `descent`
-MANY = 16                       # windows from which on that pays
-WIDE = 4                        # a buffer that takes this part of a window leaves no windows
+MANY = 16                       # number of windows from which on a queue per window is faster
+WIDE = 4                        # a buffer wider than 1/WIDE of a window makes windows useless
 STEPS, TURN = 1024, 16          # steps of offsets up to the lower bound, and those a window goes ahead of the others
 LARGE = 8192                    # buffers from which on offsets are taken in steps, where none is wide
 BLOCK, GROUP = 64, 1024         # sections whose highest top is kept beside the tops
@@ -315,9 +326,9 @@ def _come_out(row, head, c, last, due, marks, first, end):
     return m
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def descent(order, slo, shi, size, n, ns, off, coarse, limit, stop_):
-    """Free canonical descent: no capacity, no backtracking.  Stops and returns `limit` once the peak reaches it.
+@native("i64(i64)")
+def descent(address):
+    """Free canonical descent: no capacity, no backtracking; returns the peak.
 
     A buffer's least offset is the highest top over its sections.  Least offsets only grow, and those placed never
     fall, so the queue is a radix heap of lists: all that wait for one offset come out together, by rank, and those
@@ -328,7 +339,9 @@ def descent(order, slo, shi, size, n, ns, off, coarse, limit, stop_):
     what one of them reads stays in the processor's cache.  Their queues, and those of many narrow buffers, wait for
     offsets in steps of 1 << coarse, inside which the rank alone decides.
     """
-    q, a, b, z, o, stop = i64s(order, n), i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(off, n), i64s(stop_, 1)
+    fit = fit_at(address)
+    n, ns, coarse, limit, stop = fit.n, fit.ns, fit.coarse, fit.limit, fit.stop
+    q, a, b, z, o = fit.order, fit.lower, fit.upper, fit.size, fit.offset
     n_blocks, n_groups = ns // BLOCK + 1, ns // GROUP + 1
     top, block, cover = np.zeros(ns, np.int64), np.zeros(n_blocks, np.int64), np.zeros(n_blocks, np.int64)
     group, above = np.zeros(n_groups, np.int64), np.zeros(n_groups, np.int64)
@@ -385,7 +398,7 @@ def descent(order, slo, shi, size, n, ns, off, coarse, limit, stop_):
 KERNELS = (descent, first_fit_dense, first_fit_sparse)
 
 
-EXACT = 1 << 53                 # up to here a float is a whole number
+EXACT = 1 << 53                 # float64 holds every whole number below it
 
 
 def _by(*keys):
@@ -428,11 +441,14 @@ def rank(inst, name):
     return _by(*(keys[letter] for letter in name))
 
 
+def _fit(inst, order, off, limit, stop, n_placed=0):
+    return FIT.of(n=inst.n, ns=inst.ns, order=order, lower=inst.slo, upper=inst.shi, size=inst.size, offset=off,
+                  n_placed=n_placed, coarse=(inst.lower_bound // STEPS).bit_length(), limit=int(limit), stop=stop)
+
+
 def first_fit(inst, order, off, limit=BIG, stop=NEVER):
     """Peak of first fit in `order`, offsets into off; `limit` when it gets there, or when the word `stop` is set."""
-    if inst.n <= DENSE:
-        return first_fit_dense(order, inst.slo, inst.shi, inst.size, inst.n, off, int(limit), stop)
-    return first_fit_sparse(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off, 0, int(limit), stop)
+    return (first_fit_dense if inst.n <= DENSE else first_fit_sparse)(_fit(inst, order, off, limit, stop))
 
 
 def first_fit_around(inst, placed, order, off, limit=BIG, stop=NEVER):
@@ -440,10 +456,9 @@ def first_fit_around(inst, placed, order, off, limit=BIG, stop=NEVER):
     rest = np.ones(inst.n, bool)
     rest[placed] = False
     order = np.concatenate([placed, order[rest[order]]])
-    return first_fit_sparse(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off, len(placed), int(limit), stop)
+    return first_fit_sparse(_fit(inst, order, off, limit, stop, len(placed)))
 
 
 def canonical(inst, order, off, limit=BIG, stop=NEVER):
     """Peak of the free canonical descent with ties by `order`; `limit` as in first_fit."""
-    return descent(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off,
-                   (inst.lower_bound // STEPS).bit_length(), int(limit), stop)
+    return descent(_fit(inst, order, off, limit, stop))

@@ -46,6 +46,34 @@ MOVES = 2000                    # of a walk of the local search before results a
 FITS, DOES_NOT_FIT, NOT_FOUND = "fits", "does not fit", "not found in time"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How long `plan_offsets` searches, and with what.
+
+    time_limit  seconds of searching, compiling excluded; the best plan found by then is returned
+    node_limit  search nodes to spend instead of time: no clock is read, and the same call gives the same layout
+                everywhere, whatever n_threads
+    seed        of the random choices
+    n_threads   searches that run at a time
+
+    Errors: ParamError.
+    """
+    time_limit: float = 1.0
+    node_limit: int = None
+    seed: int = 0
+    n_threads: int = 1
+
+    def __post_init__(self):
+        check_time_limit(self.time_limit)
+        for name, least in (("node_limit", 0), ("seed", 0), ("n_threads", 1)):
+            value = getattr(self, name)
+            if not is_whole(value, least) and (name != "node_limit" or value is not None):
+                raise ParamError(f"{name} {value!r}: expected a whole number >= {least}")
+
+
+_DEFAULTS = SearchOptions()
+
+
 @dataclasses.dataclass(slots=True)
 class Layout:
     """offsets: int64 bytes, in the order of the input; peak: highest end, bytes.
@@ -113,13 +141,13 @@ class Alarm:
 class Planner:
     """The anytime search on one instance; `best`, `offsets`, `how`, `proved`, `nodes` are always valid.
 
-    node_limit: search nodes in all; then no clock is read and the result is the same everywhere.
+    options: SearchOptions; time is the clock's.
     """
 
-    def __init__(self, inst, goal, clock, events=None, node_limit=None, seed=0, n_threads=1):
+    def __init__(self, inst, goal, clock, events=None, options=_DEFAULTS):
         self.inst, self.goal = inst, max(goal, inst.lower_bound)
         self.clock = Clock(clock) if isinstance(clock, int | float) else clock
-        self.node_limit, self.nodes, self.seed, self.n_threads = node_limit, 0, seed, n_threads
+        self.node_limit, self.nodes, self.seed, self.n_threads = options.node_limit, 0, options.seed, options.n_threads
         self.proved = inst.lower_bound
         self.ranks = {}
         self.best, self.offsets = ggml_best_fit(inst, events)
@@ -221,7 +249,7 @@ class Planner:
         soft = cap = max(self.proved, self.goal)
         while not self.done and not self.spent:
             if cap not in self.tiles:
-                kept = sorted(c for c in self.tiles if c < self.best)[:KEPT]       # half a megabyte each
+                kept = sorted(c for c in self.tiles if c < self.best)[:KEPT]       # each state takes half a megabyte
                 self.tiles = {c: self.tiles[c] for c in kept} | {cap: tiling.Tiling(self.inst, cap, self.seed)}
             if not self.tiles[cap].suits and cap == max(self.proved, self.goal):
                 return False
@@ -312,31 +340,24 @@ def _signed(events, n):
 
 
 @oom_guard("a layout of buffers")
-def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0, events=None, node_limit=None, seed=0,
-                 n_threads=1):
+def plan_offsets(lower, upper, size, alignment=1, capacity=None, events=None, options=_DEFAULTS, **fields):
     """Offsets for buffers that are live on the half-open steps [lower, upper) and take `size` bytes.
 
     alignment   bytes, a power of two; sizes are padded to it and offsets are multiples of it
     capacity    bytes to fit into; stops at the first layout that does.  None: as low as possible
-    time_limit  seconds of searching, compiling excluded; the best plan found by then is returned
     events      order of takes (i + 1) and releases (-i - 1) for ggml's plan; default: by time, releases first
-    node_limit  search nodes to spend instead of time: no clock is read, and the same call gives the same layout
-                everywhere, whatever n_threads
-    seed        of the local search's random orders, a whole number >= 0
-    n_threads   threads that search at a time
+    options     SearchOptions: how long it searches, and with what
+    fields      fields of SearchOptions (time_limit, node_limit, seed, n_threads) in place of those in `options`
     Returns a Layout.  Errors: ShapeError (negative or overflowing sizes, lower >= upper, lengths), ParamError
     (capacity below the largest buffer, events, alignment, limits, seed, threads).
 
     >>> plan_offsets([0, 0, 2], [2, 3, 3], [10, 20, 15], node_limit=1000).peak
     35
     """
-    check_time_limit(time_limit)
-    clock = Clock(time_limit)
+    options = dataclasses.replace(options, **fields) if fields else options
+    clock = Clock(options.time_limit)
     lo, hi, z = _columns(lower, upper, size)
     alignment = check_alignment(alignment)
-    for name, value, least in (("node_limit", node_limit, 0), ("seed", seed, 0), ("n_threads", n_threads, 1)):
-        if not is_whole(value, least) and (name != "node_limit" or value is not None):
-            raise ParamError(f"{name} {value!r}: expected a whole number >= {least}")
     if capacity is not None and not is_whole(capacity):
         raise ParamError(f"capacity {capacity!r}: expected bytes, or None")
     check_total(z, alignment, "buffers")
@@ -356,7 +377,7 @@ def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0,
         events = np.sign(events) * number[np.abs(events) - 1]
         events = np.ascontiguousarray(events[events != 0])
     inst = Instance(lo[used], hi[used], z[used] // unit)
-    p = Planner(inst, 0 if capacity is None else capacity // unit, clock, events, node_limit, seed, n_threads)
+    p = Planner(inst, 0 if capacity is None else capacity // unit, clock, events, options)
     p.run()
     offsets[used] = p.offsets * unit
     fits = FITS

@@ -14,24 +14,38 @@ did early.
 import numpy as np
 
 from ggjit.ops.native.jit import exact, i64s, native
+from ggjit.ops.native.records import JitRecord, row
 
 DENSE = 2048                    # bytes (in the common unit of the sizes) up to which every offset has a price
 MAX_TABLE = 1 << 22             # prices of buffers at offsets
 RISE = 16                       # of a pair's price a byte, which is 1 at first, in the table
 WALKS = 1                       # layouts that are repaired at a time
 PATIENCE = 1_000_000            # moves of a walk without success before it starts anew, with another capacity
-MAX_PAIRS = 8_000_000           # that meet, in problems that are tried
+MAX_PAIRS = 8_000_000           # overlapping pairs of buffers; larger problems are not repaired
 FAR = np.int64(1) << np.int64(62)
 
 
+WALK = JitRecord(
+    "WalkRecord",
+    n="i64", cap="i64", n_moves="i64", stop="i64[1]", size="i64[n]", offset="i64[n]",
+    ptr="i64[n + 1]", adj="i64[ptr[n]]", back="i64[ptr[n]]",        # who meets a buffer; where the other's list has it
+    weight="i64[ptr[n]]",                               # price of a byte that such a pair shares
+    state="i64[2]",                                     # of the draws, and moves made: goes on from call to call
+    n_under="i64[n] = 0", listed="i64[n]", place="i64[n] = -1",     # those that lie on something, and where in the list
+    n_prices="i64", price="i64[n_prices] = 0",          # of buffer i at its offset o: place i (cap + 1) + o
+    least="i64[n] = -1",                                # price of its cheapest other offset; -1: not known
+    count=row("listed"))
+walk_at = WALK.at
+
+
 @exact
-def _draw(state, n):
+def _draw(w, n):
     """A number below n: xorshift (Marsaglia, 2003)."""
-    x = np.uint64(state[0])
+    x = np.uint64(w.state[0])
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
     x ^= x << np.uint64(17)
-    state[0] = np.int64(x)
+    w.state[0] = np.int64(x)
     return np.int64((x >> np.uint64(11)) % np.uint64(n))
 
 
@@ -56,180 +70,202 @@ def link_lists(ptr_, adj_, n, sorted_, back_):
 
 
 @exact
-def _price(i, o, size, off, ptr, adj, weight):
+def _meet(w, i, o, j):
+    """Whether buffer i at offset o lies on j."""
+    return o < w.offset[j] + w.size[j] and w.offset[j] < o + w.size[i]
+
+
+@exact
+def _list(w, i, lies):
+    """Bring the list of those that lie on something up to date for buffer i."""
+    if lies and w.place[i] < 0:
+        w.place[i], w.listed[w.count.listed] = w.count.listed, i
+        w.count.listed += 1
+    elif not lies and w.place[i] >= 0:
+        w.count.listed -= 1
+        last = w.listed[w.count.listed]
+        w.listed[w.place[i]], w.place[last], w.place[i] = last, w.place[i], -1
+
+
+# ---------------------------------------------------------------- prices where they are asked for
+@exact
+def _price(w, i, o):
     """What buffer i pays at offset o."""
-    total, top = np.int64(0), o + size[i]
-    for k in range(ptr[i], ptr[i + 1]):
-        j = adj[k]
-        total += weight[k] * max(min(top, off[j] + size[j]) - max(o, off[j]), 0)
+    total, top = np.int64(0), o + w.size[i]
+    for k in range(w.ptr[i], w.ptr[i + 1]):
+        j = w.adj[k]
+        total += w.weight[k] * max(min(top, w.offset[j] + w.size[j]) - max(o, w.offset[j]), 0)
     return total
 
 
 @exact
-def _cheapest_end(i, cap, size, off, ptr, adj, weight, state):
+def _cheapest_end(w, i):
     """(price, offset) of the cheapest of 0, the highest and those at an end of another, but where it is."""
     best, at, n_ties = FAR, np.int64(-1), 0
-    for c in range(2 * ptr[i] - 2, 2 * ptr[i + 1]):
-        j = adj[c >> 1] if c >= 2 * ptr[i] else i
-        low = c & 1 == 0
-        x = (0 if low else cap - size[i]) if j == i else off[j] - size[i] if low else off[j] + size[j]
-        if x < 0 or x + size[i] > cap or x == off[i]:
+    for c in range(2 * w.ptr[i] - 2, 2 * w.ptr[i + 1]):
+        own, low = c < 2 * w.ptr[i], c & 1 == 0
+        j = i if own else w.adj[c >> 1]
+        x = (0 if low else w.cap - w.size[i]) if own else w.offset[j] - w.size[i] if low else w.offset[j] + w.size[j]
+        if x < 0 or x + w.size[i] > w.cap or x == w.offset[i]:
             continue
-        price = _price(i, x, size, off, ptr, adj, weight)
+        price = _price(w, i, x)
         if price > best:
             continue
         n_ties = n_ties + 1 if price == best else 1
-        if n_ties == 1 or _draw(state, n_ties) == 0:
+        if n_ties == 1 or _draw(w, n_ties) == 0:
             best, at = price, x
     return best, at
 
 
 @exact
-def _meet(i, o, j, size, off):
-    """Whether buffer i at offset o lies on j."""
-    return o < off[j] + size[j] and off[j] < o + size[i]
+def _move(w, i, o):
+    """Buffer i goes to offset o."""
+    for k in range(w.ptr[i], w.ptr[i + 1]):
+        j = w.adj[k]
+        by = int(_meet(w, i, o, j)) - int(_meet(w, i, w.offset[i], j))
+        if by != 0:
+            w.n_under[i] += by
+            w.n_under[j] += by
+            _list(w, j, w.n_under[j] > 0)
+    _list(w, i, w.n_under[i] > 0)
+    w.offset[i] = o
 
 
-@exact
-def _list(i, lies, list_, place, m):
-    """Bring the list of those that lie on something up to date for buffer i; its new length."""
-    if lies and place[i] < 0:
-        place[i], list_[m] = m, i
-        return m + 1
-    if not lies and place[i] >= 0:
-        last = list_[m - 1]
-        list_[place[i]], place[last], place[i] = last, place[i], -1
-        return m - 1
-    return m
-
-
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def repair(ptr_, adj_, back_, size_, n, cap, n_moves, off_, weight_, state_, stop_):
-    """Move buffers until none lies on another, at most n_moves times; returns how many still do.  One that lies on
-    something is drawn, goes to its cheapest end, and pays more for what it lies on when that gains nothing.
-
-    off, weight, state: go on from call to call; state: of the draws, moves made."""
-    ptr, size, off, state, stop = i64s(ptr_, n + 1), i64s(size_, n), i64s(off_, n), i64s(state_, 2), i64s(stop_, 1)
-    adj, back, weight = i64s(adj_, ptr[n]), i64s(back_, ptr[n]), i64s(weight_, ptr[n])
-    n_under, list_, place, m = np.zeros(n, np.int64), np.empty(n, np.int64), np.full(n, -1, np.int64), 0
-    for i in range(n):
-        off[i] = min(off[i], cap - size[i])
-    for i in range(n):
-        for k in range(ptr[i], ptr[i + 1]):
-            n_under[i] += int(_meet(i, off[i], adj[k], size, off))
-        m = _list(i, n_under[i] > 0, list_, place, m)
-    for _ in range(n_moves):
-        if m == 0 or stop[0] != 0:
+@native("i64(i64)")
+def repair(address):
+    """Move buffers of a WALK record until none lies on another, at most n_moves times; returns how many still do.  One
+    that lies on something is drawn, goes to its cheapest end, and pays more for what it lies on when that gains
+    nothing."""
+    w = walk_at(address)
+    for i in range(w.n):
+        w.offset[i] = min(w.offset[i], w.cap - w.size[i])
+    for i in range(w.n):
+        for k in range(w.ptr[i], w.ptr[i + 1]):
+            w.n_under[i] += int(_meet(w, i, w.offset[i], w.adj[k]))
+        _list(w, i, w.n_under[i] > 0)
+    for _ in range(w.n_moves):
+        if w.count.listed == 0 or w.stop[0] != 0:
             break
-        i = list_[_draw(state, m)]
-        now = _price(i, off[i], size, off, ptr, adj, weight)
-        price, o = _cheapest_end(i, cap, size, off, ptr, adj, weight, state)
-        state[1] += 1
+        i = w.listed[_draw(w, w.count.listed)]
+        now = _price(w, i, w.offset[i])
+        price, o = _cheapest_end(w, i)
+        w.state[1] += 1
         if o >= 0 and price <= now:
-            for k in range(ptr[i], ptr[i + 1]):
-                j = adj[k]
-                by = int(_meet(i, o, j, size, off)) - int(_meet(i, off[i], j, size, off))
-                if by != 0:
-                    n_under[i] += by
-                    n_under[j] += by
-                    m = _list(j, n_under[j] > 0, list_, place, m)
-            m = _list(i, n_under[i] > 0, list_, place, m)
-            off[i] = o
+            _move(w, i, o)
         if price >= now:
-            for k in range(ptr[i], ptr[i + 1]):
-                if _meet(i, off[i], adj[k], size, off):
-                    weight[k] += 1
-                    weight[back[k]] += 1
-    return m
+            for k in range(w.ptr[i], w.ptr[i + 1]):
+                if _meet(w, i, w.offset[i], w.adj[k]):
+                    w.weight[k] += 1
+                    w.weight[w.back[k]] += 1
+    return w.count.listed
+
+
+# ---------------------------------------------------------------- a table of all prices
+@exact
+def _charge(w, i, j, y, by):
+    """Add to the prices of buffer i, at each of its offsets, `by` for every byte shared with buffer j at offset y."""
+    size, other, row = w.size[i], w.size[j], i * (w.cap + 1)
+    least = min(size, other)
+    for x in range(max(y - size + 1, 0), min(y + other - 1, w.cap - size) + 1):
+        w.price[row + x] += by * min(x + size - y, y + other - x, least)
 
 
 @exact
-def _charge(prices, row, top, y, size_j, size_i, by):
-    """Add to the row of buffer i, at each of its offsets 0..top, `by` for every byte shared with one at y."""
-    least = min(size_i, size_j)
-    for x in range(max(y - size_i + 1, 0), min(y + size_j - 1, top) + 1):
-        prices[row + x] += by * min(x + size_i - y, y + size_j - x, least)
-
-
-@exact
-def _least(prices, row, top, here):
-    """The lowest price of a row at another offset than `here`."""
-    now, least = prices[row + here], FAR
-    prices[row + here] = FAR
-    for x in range(top + 1):
-        least = min(least, prices[row + x])
-    prices[row + here] = now
+def _least(w, i):
+    """The lowest price of buffer i at another offset than its own."""
+    row = i * (w.cap + 1)
+    here = row + w.offset[i]
+    now, least = w.price[here], FAR
+    w.price[here] = FAR
+    for x in range(row, row + w.cap - w.size[i] + 1):
+        least = min(least, w.price[x])
+    w.price[here] = now
     return least
 
 
 @exact
-def _one_at(prices, row, top, here, price, state):
-    """One of the offsets of a row, but `here`, with that price."""
-    n_ties, at = np.int64(0), np.int64(-1)
-    for x in range(top + 1):
-        if prices[row + x] == price and x != here:
+def _one_at(w, i, price):
+    """One of the offsets of buffer i, but its own, with that price."""
+    n_ties, at, row = np.int64(0), np.int64(-1), i * (w.cap + 1)
+    for x in range(w.cap - w.size[i] + 1):
+        if w.price[row + x] == price and x != w.offset[i]:
             n_ties += 1
-            if n_ties == 1 or _draw(state, n_ties) == 0:
+            if n_ties == 1 or _draw(w, n_ties) == 0:
                 at = x
     return at
 
 
 @exact
-def _best_mover(list_, m, cap, size, off, prices, least, state):
-    """(buffer whose move gains most, minus that gain), (-1, 0) when none can move.  least: -1 where it is not known."""
-    width, best, change, n_ties = cap + 1, np.int64(-1), FAR, 0
-    for k in range(m):
-        i = list_[k]
-        if least[i] < 0:
-            least[i] = _least(prices, i * width, cap - size[i], off[i])
-        by = least[i] - prices[i * width + off[i]]
-        if least[i] < FAR and by <= change:
+def _best_mover(w):
+    """(buffer whose move gains most, minus that gain), (-1, 0) when none can move."""
+    best, change, n_ties = np.int64(-1), FAR, 0
+    for k in range(w.count.listed):
+        i = w.listed[k]
+        if w.least[i] < 0:
+            w.least[i] = _least(w, i)
+        by = w.least[i] - w.price[i * (w.cap + 1) + w.offset[i]]
+        if w.least[i] < FAR and by <= change:
             n_ties = n_ties + 1 if by == change else 1
-            if n_ties == 1 or _draw(state, n_ties) == 0:
+            if n_ties == 1 or _draw(w, n_ties) == 0:
                 best, change = i, by
     return (best, change) if best >= 0 else (best, np.int64(0))
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def repair_by_table(ptr_, adj_, back_, size_, n, cap, n_moves, off_, weight_, state_, stop_):
+@exact
+def _list_by_price(w, i):
+    _list(w, i, w.price[i * (w.cap + 1) + w.offset[i]] > 0)
+
+
+@exact
+def _move_in_table(w, i):
+    """Buffer i goes to one of its cheapest offsets."""
+    old, new = w.offset[i], _one_at(w, i, w.least[i])
+    w.offset[i], w.least[i] = new, -1
+    for k in range(w.ptr[i], w.ptr[i + 1]):
+        j = w.adj[k]
+        _charge(w, j, i, old, -w.weight[k])
+        _charge(w, j, i, new, w.weight[k])
+        w.least[j] = -1
+        _list_by_price(w, j)
+    _list_by_price(w, i)
+
+
+@exact
+def _raise_prices(w):
+    """Every pair that lies on one another pays more."""
+    for c in range(w.count.listed):
+        i = w.listed[c]
+        for k in range(w.ptr[i], w.ptr[i + 1]):
+            j = w.adj[k]
+            if w.place[j] >= 0 and _meet(w, i, w.offset[i], j):
+                w.weight[k] += RISE
+                w.weight[w.back[k]] += RISE
+                _charge(w, i, j, w.offset[j], RISE)
+                _charge(w, j, i, w.offset[i], RISE)
+                w.least[i] = w.least[j] = -1
+
+
+@native("i64(i64)")
+def repair_by_table(address):
     """As `repair`, with a table of every buffer's price at every offset: the move that gains most is made, and when
     none gains anything every pair that lies on one another pays more (breakout: Morris, AAAI 1993)."""
-    ptr, size, off, state, stop = i64s(ptr_, n + 1), i64s(size_, n), i64s(off_, n), i64s(state_, 2), i64s(stop_, 1)
-    adj, back, weight = i64s(adj_, ptr[n]), i64s(back_, ptr[n]), i64s(weight_, ptr[n])
-    width, prices, least = cap + 1, np.zeros(n * (cap + 1), np.int64), np.full(n, -1, np.int64)
-    list_, place, m = np.empty(n, np.int64), np.full(n, -1, np.int64), 0
-    for i in range(n):
-        off[i] = min(off[i], cap - size[i])
-    for i in range(n):
-        for k in range(ptr[i], ptr[i + 1]):
-            _charge(prices, i * width, cap - size[i], off[adj[k]], size[adj[k]], size[i], weight[k])
-        m = _list(i, prices[i * width + off[i]] > 0, list_, place, m)
-    for _ in range(n_moves):
-        if m == 0 or stop[0] != 0:
+    w = walk_at(address)
+    for i in range(w.n):
+        w.offset[i] = min(w.offset[i], w.cap - w.size[i])
+    for i in range(w.n):
+        for k in range(w.ptr[i], w.ptr[i + 1]):
+            _charge(w, i, w.adj[k], w.offset[w.adj[k]], w.weight[k])
+        _list_by_price(w, i)
+    for _ in range(w.n_moves):
+        if w.count.listed == 0 or w.stop[0] != 0:
             break
-        state[1] += 1
-        i, change = _best_mover(list_, m, cap, size, off, prices, least, state)
+        w.state[1] += 1
+        i, change = _best_mover(w)
         if i >= 0 and change <= 0:
-            old, new = off[i], _one_at(prices, i * width, cap - size[i], off[i], least[i], state)
-            off[i], least[i] = new, -1
-            for k in range(ptr[i], ptr[i + 1]):
-                j = adj[k]
-                _charge(prices, j * width, cap - size[j], old, size[i], size[j], -weight[k])
-                _charge(prices, j * width, cap - size[j], new, size[i], size[j], weight[k])
-                least[j] = -1
-                m = _list(j, prices[j * width + off[j]] > 0, list_, place, m)
-            m = _list(i, prices[i * width + new] > 0, list_, place, m)
+            _move_in_table(w, i)
         if change >= 0:
-            for c in range(m):
-                i = list_[c]
-                for k in range(ptr[i], ptr[i + 1]):
-                    if place[adj[k]] >= 0 and _meet(i, off[i], adj[k], size, off):
-                        weight[k] += RISE
-                        weight[back[k]] += RISE
-                        for one, other in ((i, adj[k]), (adj[k], i)):
-                            _charge(prices, one * width, cap - size[one], off[other], size[other], size[one], RISE)
-                            least[one] = -1
-    return m
+            _raise_prices(w)
+    return w.count.listed
 
 
 KERNELS = (link_lists, repair, repair_by_table)
@@ -256,8 +292,10 @@ class Walk:
         """(moves made, whether the offsets are a layout within cap)."""
         at, x = self.state[1], self.lists
         small = cap <= DENSE and len(x.size) * (cap + 1) <= MAX_TABLE
-        left = (repair_by_table if small else repair)(x.ptr, x.adj, x.back, x.size, len(x.size), cap, n_moves,
-                                                      self.offsets, self.weight, self.state, stop)
+        n = len(x.size)
+        left = (repair_by_table if small else repair)(WALK.of(
+            n=n, cap=cap, n_moves=n_moves, stop=stop, size=x.size, offset=self.offsets, ptr=x.ptr, adj=x.adj,
+            back=x.back, weight=self.weight, state=self.state, n_prices=n * (cap + 1) if small else 0))
         made = int(self.state[1] - at)
         self.stale += made
         return made, left == 0

@@ -39,7 +39,7 @@ RULES = {"TWA": TWA, "TAW": TAW, "WAT": WAT}        # in the order in which they
 MAX_PAIRS = 60_000_000          # overlaps the adjacency lists may hold
 MAX_TRAIL = 16_000_000          # rows of the trail of floors, and words of the lists of members
 BIG = np.int64(1) << np.int64(62)
-GO_ON = 2                       # no status yet
+GO_ON = 2                       # the search is not decided yet
 
 # one decision: part [lo, hi) below frame `parent`, whose members are list[first:end].  The last one picked lies at
 # offset key, at place `pos` of the list; complemented members were passed over at offset `passed`.  above: whether it
@@ -51,8 +51,8 @@ KEY = np.dtype([("by", "f8", 3)])
 SEARCH = JitRecord(
     "SearchRecord",
     n="i64", ns="i64", lower="i64[n]", upper="i64[n]", size="i64[n]", width="i64[n]",       # sections [lower, upper)
-    adj_ptr="i64[n + 1]", adj="i64[adj_ptr[n]]",                    # who meets buffer i
-    member_ptr="i64[ns + 1]", member="i64[member_ptr[ns]]",         # who lives in section s
+    adj_ptr="i64[n + 1]", adj="i64[adj_ptr[n]]",                    # buffers that are alive together with buffer i
+    member_ptr="i64[ns + 1]", member="i64[member_ptr[ns]]",         # buffers that are alive in section s
     order="i64[n]", rule="i64", cap="i64", node_limit="i64", stop="i64[1]",
     offset="i64[n]",                                                # the result; -1: not placed
     least="i64[n] = 0", lifted_at="i64[n] = 0",                     # least offset, + BIG when placed; stamp of its lift

@@ -14,15 +14,21 @@ import functools
 import numpy as np
 
 from ggjit.ops.native.jit import i64s, native
+from ggjit.ops.native.records import JitRecord
 
 SPARSE = 4                      # steps per buffer from which on steps without birth or death are left out
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def _sections(lo, hi, size, n, n_steps, slo, shi, events, totals):
+SECTIONS = JitRecord("SectionsRecord", n="i64", n_steps="i64", lo="i64[n]", hi="i64[n]", size="i64[n]",
+                     lower="i64[n]", upper="i64[n]", event="i64[2 * n]", total="i64[n]")
+sections_at = SECTIONS.at
+
+
+@native("i64(i64)")
+def _sections(address):
     """Steps 0..n_steps -> sections, events in time order (deaths first) and bytes per section; returns their number."""
-    born, dead, z = i64s(lo, n), i64s(hi, n), i64s(size, n)
-    a, b, ev, total = i64s(slo, n), i64s(shi, n), i64s(events, 2 * n), i64s(totals, n)
+    r = sections_at(address)
+    n, n_steps, born, dead, ev = r.n, r.n_steps, r.lo, r.hi, r.event
     at = np.zeros(2 * n_steps + 4, np.int64)    # of a step's deaths, then of its births: where they begin in ev
     for i in range(n):
         at[2 * dead[i] + 1] += 1
@@ -41,14 +47,14 @@ def _sections(lo, hi, size, n, n_steps, slo, shi, events, totals):
     for k in range(2 * n):
         i = abs(ev[k]) - 1
         if ev[k] > 0:
-            a[i], fresh = ns, True
-            live += z[i]
+            r.lower[i], fresh = ns, True
+            live += r.size[i]
             continue
         if fresh:
-            total[ns], fresh = live, False
+            r.total[ns], fresh = live, False
             ns += 1
-        b[i] = ns
-        live -= z[i]
+        r.upper[i] = ns
+        live -= r.size[i]
     return ns
 
 
@@ -83,10 +89,10 @@ class Instance:
     def __init__(self, lo, hi, size):
         self.lo, self.hi, self.size = (np.ascontiguousarray(a, np.int64) for a in (lo, hi, size))
         self.n = n = len(self.lo)
-        self.slo, self.shi, self._events = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(2 * n, np.int64)
-        totals, (lo, hi, n_steps) = np.empty(n, np.int64), self._steps()
-        self.ns = _sections(lo, hi, self.size, n, n_steps, self.slo, self.shi, self._events, totals) if n else 0
-        self.totals = totals[:self.ns].copy()
+        lo, hi, n_steps = self._steps()
+        r = SECTIONS.of(n=n, n_steps=n_steps, lo=lo, hi=hi, size=self.size)
+        self.ns = _sections(r) if n else 0
+        self.slo, self.shi, self._events, self.totals = r.lower, r.upper, r.event, r.total[:self.ns].copy()
         self.lower_bound = int(self.totals.max(initial=0))
 
     def _steps(self):

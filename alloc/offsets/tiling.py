@@ -30,7 +30,7 @@ NOISE = 1.5                     # of a buffer's preference, in units of the loga
 FLUSH = 2.0                     # preference, in the same units, for a top that ends level with a neighbour
 N_KEYS = 1 << 16                # failed parts that are remembered, a power of two
 FOUND, NODE_LIMIT, EXHAUSTED = 1, -1, 0
-GO_ON = 2                       # no status yet
+GO_ON = 2                       # the search is not decided yet
 MANY = np.int64(1) << np.int64(40)              # more choices than any end has
 LIFT, NONE = -1, -2             # moves that place no buffer: the front is lifted at an end; nothing was done yet
 
@@ -267,7 +267,7 @@ def tile(address):
     parent = np.int64(0)
     while True:
         lo, hi = _next_part(s, parent)
-        while lo == hi and parent > 0:          # of the nearest ancestor that has one
+        while lo == hi and parent > 0:          # take the valley of the nearest ancestor that has one
             parent = s.frame[parent].parent
             lo, hi = _next_part(s, parent)
         if lo == hi:

@@ -23,7 +23,7 @@ Proof = collections.namedtuple("Proof", "order peak bound states")
 DEEP = 64                       # nodes to look at for a run that ends with no more bytes alive
 CUTS = 16                       # nodes at the peaks of an order to look at for a better one, fewer in large graphs
 LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]
-MAX_STATES = 60_000             # of sets to look at
+MAX_STATES = 60_000             # sets of nodes that a search may visit
 LOOKS = 400_000                 # over the number of nodes: those to look at for a higher bound
 
 

@@ -7,58 +7,77 @@
 """
 import numpy as np
 
-from ggjit.ops.native.jit import exact, i64s, native, u8s
+from ggjit.alloc.orders.memory_order import EDGE
+from ggjit.ops.native.jit import exact, native
+from ggjit.ops.native.records import JitRecord
+
+WANDER = JitRecord(
+    "WanderRecord",
+    n="i64", m="i64", order="i64[n]",                   # nodes, storages
+    ptr="i64[n + 1]", reads="i64[ptr[n]]", takes="u8[ptr[n]]",      # storages a node reads, and may lie in
+    own="i64[m]", needs="i64[n]", stays="u8[m]",        # bytes of a storage, of a node's result; alive to the end
+    start="i64", limit="i64",                           # bytes alive before the first node, and at most
+    n_edges="i64", edge=(EDGE, "n_edges"), moves="i64", seed="i64",
+    uses="i64[m]", left="i64[m]", at="i64[n]")          # readers, those to come; step of a node
+wander_at = WANDER.at
 
 
 @exact
-def _most_live(order, n, ptr, reads, takes, own, needs, stays, uses, left, start, limit):
-    """Most bytes live at once, or more than `limit` as soon as that is sure.  left: room for a copy of uses."""
-    for s in range(len(uses)):
-        left[s] = uses[s]
-    live, most = start, start
-    for k in range(n):
-        i = order[k]
+def _most_live(w):
+    """Most bytes live at once, or more than the limit as soon as that is sure."""
+    for s in range(w.m):
+        w.left[s] = w.uses[s]
+    live, most = w.start, w.start
+    for k in range(w.n):
+        i = w.order[k]
         freed, taken = np.int64(0), False
-        for r in range(ptr[i], ptr[i + 1]):
-            s = reads[r]
-            left[s] -= 1
-            if left[s] == 0 and stays[s] == 0:
-                freed += own[s]
-                taken = taken or takes[r] == 1
-        most = max(most, live if taken else live + needs[i])
-        if most > limit:
+        for r in range(w.ptr[i], w.ptr[i + 1]):
+            s = w.reads[r]
+            w.left[s] -= 1
+            if w.left[s] == 0 and w.stays[s] == 0:
+                freed += w.own[s]
+                taken = taken or w.takes[r] == 1
+        most = max(most, live if taken else live + w.needs[i])
+        if most > w.limit:
             return most
-        live += needs[i] - freed
+        live += w.needs[i] - freed
     return most
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def wander(order, n, m, ptr_, reads_, takes_, own_, needs_, stays_, start, limit, edges_, n_edges, moves, seed):
-    """Change `order` by so many random moves that keep it legal and at most `limit` bytes live at once."""
-    o, ptr, own, needs = i64s(order, n), i64s(ptr_, n + 1), i64s(own_, m), i64s(needs_, n)
-    reads, takes, stays = i64s(reads_, ptr[n]), u8s(takes_, ptr[n]), u8s(stays_, m)
-    edges = i64s(edges_, 2 * n_edges).reshape(n_edges, 2)
-    uses, left, at, x = np.zeros(m, np.int64), np.empty(m, np.int64), np.empty(n, np.int64), np.uint64(seed + 1)
-    for r in range(ptr[n]):
-        uses[reads[r]] += 1
-    for _ in range(moves):
-        for k in range(n):
-            at[o[k]] = k
+@exact
+def _steps_of(w, i):
+    """(first, last) step to which node i may move: behind all that it waits for, before all that wait for it."""
+    lo, hi = np.int64(0), w.n - 1
+    for e in range(w.n_edges):
+        if w.edge[e].after == i:
+            lo = max(lo, w.at[w.edge[e].before] + 1)
+        elif w.edge[e].before == i:
+            hi = min(hi, w.at[w.edge[e].after] - 1)
+    return lo, hi
+
+
+@native("i64(i64)")
+def wander(address):
+    """Change the order by so many random moves that keep it legal and at most `limit` bytes live at once."""
+    w = wander_at(address)
+    x = np.uint64(w.seed + 1)
+    for s in range(w.m):
+        w.uses[s] = 0
+    for r in range(w.ptr[w.n]):
+        w.uses[w.reads[r]] += 1
+    for _ in range(w.moves):
+        for k in range(w.n):
+            w.at[w.order[k]] = k
         for _ in range(8):                      # xorshift; the first words of small seeds are alike
             x ^= x << np.uint64(13)
             x ^= x >> np.uint64(7)
             x ^= x << np.uint64(17)
-        k = np.int64(x >> np.uint64(33)) % n
-        i, lo, hi = o[k], np.int64(0), np.int64(n - 1)
-        for e in range(n_edges):
-            if edges[e, 1] == i:
-                lo = max(lo, at[edges[e, 0]] + 1)
-            elif edges[e, 0] == i:
-                hi = min(hi, at[edges[e, 1]] - 1)
+        k = np.int64(x >> np.uint64(33)) % w.n
+        lo, hi = _steps_of(w, w.order[k])
         to = lo + np.int64(x & np.uint64(0x7FFFFFFF)) % (hi - lo + 1)
-        _move(o, k, to)
-        if _most_live(o, n, ptr, reads, takes, own, needs, stays, uses, left, start, limit) > limit:
-            _move(o, to, k)
+        _move(w.order, k, to)
+        if _most_live(w) > w.limit:
+            _move(w.order, to, k)
     return 0
 
 
@@ -83,7 +102,10 @@ def variants(nbytes, edges, order, count, moves):
     takes = np.array([s in nbytes.takes[i] for i, row in enumerate(nbytes.reads) for s in row], np.uint8)
     needs = np.array([0 if nbytes.given[i] else nbytes.own[i] for i in range(n)], np.int64)
     own, stays = np.array(nbytes.own, np.int64), np.array(nbytes.stays, np.uint8)
+    w = WANDER.of(n=n, m=len(own), order=order, ptr=ptr, reads=reads, takes=takes, own=own, needs=needs, stays=stays,
+                  start=nbytes.start, limit=0, n_edges=len(edges), moves=moves, seed=0,
+                  edge=np.ascontiguousarray(edges).view(EDGE).reshape(-1))
     for seed in range(count):
-        wander(order, n, len(own), ptr, reads, takes, own, needs, stays, nbytes.start, nbytes.peak(order), edges,
-               len(edges), moves, seed)
+        w.seed, w.limit = seed, nbytes.peak(order)
+        wander(w)
         yield order.copy()

@@ -75,10 +75,11 @@ class Recomputation:
         """Schedules whose peak is at most `limit` bytes, the cheapest first."""
         if self.plain.peak <= limit:
             return [self.plain]
-        greedy = self._polished(limit, self._greedy)
-        found = [greedy, *(self._polished(limit, self._rule(rule)) for rule in RULES)]
+        record = self._record(limit)
+        greedy = self._polished(record, self._greedy)
+        found = [greedy, *(self._polished(record, self._rule(rule)) for rule in RULES)]
         if greedy is None or any(s is not None and s.extra < greedy.extra for s in found):  # sizes differ by much
-            found += [self._polished(limit, self._rule(rule)) for rule in MORE]
+            found += [self._polished(record, self._rule(rule)) for rule in MORE]
         return sorted((s for s in found if s is not None), key=lambda s: s.extra)
 
     def least(self, below=None):
@@ -130,13 +131,13 @@ class Recomputation:
         a, b, c = rule
         return lambda record: execute(record, EXECUTOR.of(n=self.n, a=a, b=b, c=c))
 
-    def _polished(self, limit, make):
-        record = self._record(limit)
+    def _polished(self, record, make):
+        """The Schedule that `make` finds within the record's limit, polished; None: it finds none."""
         record.n_events = make(record)
         if record.n_events == 0:
             return None
         schedule = self._schedule(record.event[:polish(record)].copy())
-        return schedule if schedule.peak <= limit else None
+        return schedule if schedule.peak <= record.limit else None
 
     def bound(self, limit):
         """The least extra share that any schedule within `limit` bytes pays, in any order of the nodes."""

@@ -3,72 +3,94 @@ import numpy as np
 
 from ggjit.alloc.orders.schedules import AGAIN, KEEP, TAKE
 from ggjit.ops.native.jit import exact, i64s, native
+from ggjit.ops.native.records import JitRecord
 
 MOMENTS = 48                            # parts of the order; in each the node that most bytes wait for is looked at
 
 
 # ---------------------------------------------------------------- minimum cut
+CUT = JitRecord(
+    "CutRecord",
+    n="i64", n_edges="i64", start="i64[n_edges]", to="i64[n_edges]", room="i64[n_edges]",       # pairs, there and back
+    first="i64[n] = -1", next="i64[n_edges]",           # the edges that start at a point, linked
+    level="i64[n]", queue="i64[n]", here="i64[n]",      # steps from the source; the edge that is tried next
+    path="i64[n]")                                      # edges from the source to where the search is
+cut_at = CUT.at
+
+
 @exact
-def _levels(source, sink, n, first, nxt, to, cap, level, queue):
-    level[:] = -1
-    level[source] = 0
-    queue[0] = source
+def _levels(c):
+    """Number the points by their distance from the source, n - 2; whether the sink, n - 1, is reached."""
+    for v in range(c.n):
+        c.level[v] = -1
+    c.level[c.n - 2], c.queue[0] = 0, c.n - 2
     head, tail = 0, 1
     while head < tail:
-        u = queue[head]
+        u = c.queue[head]
         head += 1
-        e = first[u]
+        e = c.first[u]
         while e >= 0:
-            if cap[e] > 0 and level[to[e]] < 0:
-                level[to[e]] = level[u] + 1
-                queue[tail] = to[e]
+            if c.room[e] > 0 and c.level[c.to[e]] < 0:
+                c.level[c.to[e]] = c.level[u] + 1
+                c.queue[tail] = c.to[e]
                 tail += 1
-            e = nxt[e]
-    return level[sink] >= 0
+            e = c.next[e]
+    return c.level[c.n - 1] >= 0
 
 
-@native("i64(i64, i64, i64, i64, i64)")
-def min_cut(n, n_edges, from_, to_, cap_):
-    """The least cut between node n - 2 and node n - 1 (Dinic); edges in pairs, each followed by its way back."""
-    frm, to, cap = i64s(from_, n_edges), i64s(to_, n_edges), i64s(cap_, n_edges)
-    first, nxt, level = np.full(n, -1, np.int64), np.empty(n_edges, np.int64), np.empty(n, np.int64)
-    queue, here, path = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-    for e in range(n_edges):
-        nxt[e] = first[frm[e]]
-        first[frm[e]] = e
-    source, sink, flow = n - 2, n - 1, np.int64(0)
-    while _levels(source, sink, n, first, nxt, to, cap, level, queue):
-        here[:] = first
-        depth, u = 0, source
-        while True:
-            if u == sink:
-                least = cap[path[0]]
-                for k in range(depth):
-                    least = min(least, cap[path[k]])
-                flow += least
-                back = depth
-                for k in range(depth - 1, -1, -1):
-                    cap[path[k]] -= least
-                    cap[path[k] ^ 1] += least
-                    if cap[path[k]] == 0:
-                        back = k
-                depth = back
-                u = frm[path[depth]]
-                continue
-            e = here[u]
-            while e >= 0 and not (cap[e] > 0 and level[to[e]] == level[u] + 1):
-                e = nxt[e]
-            here[u] = e
-            if e >= 0:
-                path[depth] = e
-                depth += 1
-                u = to[e]
-            elif depth == 0:
-                break
-            else:
-                level[u] = -1
-                depth -= 1
-                u = frm[path[depth]]
+@exact
+def _augment(c, depth):
+    """Send what the path of `depth` edges has room for: (how much, edges up to the first that is full)."""
+    least = c.room[c.path[0]]
+    for k in range(depth):
+        least = min(least, c.room[c.path[k]])
+    back = depth
+    for k in range(depth - 1, -1, -1):
+        e = c.path[k]
+        c.room[e] -= least
+        c.room[e ^ 1] += least
+        if c.room[e] == 0:
+            back = k
+    return least, back
+
+
+@exact
+def _blocking_flow(c):
+    """What flows from level to level until no path is left."""
+    depth, u, flow = np.int64(0), c.n - 2, np.int64(0)
+    for v in range(c.n):
+        c.here[v] = c.first[v]
+    while True:
+        if u == c.n - 1:
+            sent, depth = _augment(c, depth)
+            flow += sent
+            u = c.start[c.path[depth]]
+            continue
+        e = c.here[u]
+        while e >= 0 and not (c.room[e] > 0 and c.level[c.to[e]] == c.level[u] + 1):
+            e = c.next[e]
+        c.here[u] = e
+        if e >= 0:
+            c.path[depth] = e
+            depth += 1
+            u = c.to[e]
+        elif depth == 0:
+            return flow
+        else:
+            c.level[u] = -1
+            depth -= 1
+            u = c.start[c.path[depth]]
+
+
+@native("i64(i64)")
+def min_cut(address):
+    """The least cut of a CUT record between point n - 2 and point n - 1 (Dinic)."""
+    c, flow = cut_at(address), np.int64(0)
+    for e in range(c.n_edges):
+        c.next[e] = c.first[c.start[e]]
+        c.first[c.start[e]] = e
+    while _levels(c):
+        flow += _blocking_flow(c)
     return flow
 
 
@@ -168,7 +190,7 @@ def _cut(p, network, k, limit, price):
     per_byte = price * 1e9 / max(int(p.size.sum()), 1)
     cap = cost + (nbytes * per_byte).astype(np.int64)
     both = [np.stack(x, 1).reshape(-1) for x in ((a, b), (b, a), (cap, np.zeros_like(cap)))]
-    flow = min_cut(2 * p.n + 2, len(both[0]), *both)
+    flow = min_cut(CUT.of(n=2 * p.n + 2, n_edges=len(both[0]), start=both[0], to=both[1], room=both[2]))
     return (flow - per_byte * (limit - _own_nbytes(p, k))) / 1e9
 
 

@@ -11,5 +11,3 @@ Read in this order:
     explore             gg.explore(graph): plan and run in an interactive page
     examples            two lines for every op builder
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

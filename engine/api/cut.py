@@ -112,7 +112,7 @@ class _Region:
                 near.add(i)
                 todo += [t.id for t in self.readers.get(i, ()) if i not in self.sums]
                 todo += [s.id for s, n in zip(self.node[i].src, self.needs[i], strict=False) if n is not None]
-        near -= set(self.sums)                          # which tie together what they sum
+        near -= set(self.sums)                          # sums would join all nodes that they add up
         for i in list(self.needs):
             if i not in near and not (i in self.sums and self._sum_stays(i, near, self.level[start.id])):
                 self._drop(i)

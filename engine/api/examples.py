@@ -258,7 +258,7 @@ def example(name):
 def with_example(builder):
     """The builder, with its example at the end of its docstring."""
     found = example(builder.__name__)
-    if found is not None and builder.__doc__:           # python -OO leaves docstrings out
+    if found is not None and builder.__doc__:           # python -OO removes docstrings
         code, numpy = found
         first, call = code.splitlines()
         beside = f"{call:<46}  # NumPy: {numpy}"

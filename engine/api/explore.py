@@ -27,7 +27,7 @@ from ggjit.ops.core.progress import work
 from ggjit.profiling.profile import profile
 from ggjit.tensors.summary import array_statistics, op_name, source_line, value_text
 
-MAX_NBYTES = 8 << 20            # of a page: a notebook with more is slow to open
+MAX_NBYTES = 8 << 20            # largest page: a notebook with a larger one is slow to open
 EDGE = 2                        # values shown at each end of a row and a column
 MAX_READ_NBYTES = 64 << 20      # results with more are not read for their values
 

@@ -28,15 +28,15 @@ from ggjit.ops.core.shape import describe
 from ggjit.ops.core.whole_numbers import whole
 from ggjit.tensors.context import Context
 
-PLAN_NODES = 2000                       # of a search for offsets, about 10 ms: it mostly ends at the budget at once
-LEAST_NODES = 8000                      # of the search for the least peak, up to a second
+PLAN_NODES = 2000  # nodes of a search for offsets, about 10 ms: it mostly ends at the budget at once
+LEAST_NODES = 8000                      # nodes of the search for the least peak: up to a second
 MAX_CUTS, MAX_HALVINGS = 3, 6           # regions that are cut, and how often their chunks are halved
 MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whose cut helps most is taken
 MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
-MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
+MAX_UNITS = 3000  # largest number of nodes of a cut graph: planning larger ones takes many seconds
 _CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
 COSTLY_SHARE = 0.2                      # extra share of whole nodes from which a cut is tried, too
-CHEAP_ENOUGH = 0.95                     # a graph is taken whose price times this is that of the cheapest schedule, else
+CHEAP_ENOUGH = 0.95  # a graph is taken if its price times this is at most the cheapest schedule's, else
                                         # one more limit is tried
 MAX_TRIES, MAX_LAID_OUT = 8, 3          # smaller limits, where the planner left gaps, and schedules of each
 Point = collections.namedtuple("Point", "peak extra")
@@ -139,7 +139,7 @@ class _Copy:
         self.current, self.views, self.listed = {}, {}, set()
 
     def run(self, events, graph):
-        self.nodes += [t for t in graph.nodes if t.op == OP.NONE]       # parameters
+        self.nodes += [t for t in graph.nodes if t.op == OP.NONE]       # parameters come first: they are not recomputed
         for k in events.tolist():
             t = self.units[k]
             if t.op != OP.NONE:
@@ -377,7 +377,7 @@ def _cheapest(problems, budget):
     others, which take longer to make; None."""
     for some in problems:
         limit, best, least = budget, None, 0.0
-        for _ in range(MAX_TRIES):                      # of fewer bytes, for the offsets lose some
+        for _ in range(MAX_TRIES):                      # smaller limits: gaps between offsets take some bytes
             new, price = _laid_out(some, limit, budget)
             least, again = least or price, best is not None
             if new is None:

@@ -15,9 +15,6 @@
     cluster         several of them: local, connect
     serving         a process that is a worker; dask_worker: a device on each worker of a Dask cluster
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
-
 from importlib import import_module as _import_module
 
 from ggjit.cluster.certificates import make_certificates
@@ -27,7 +24,6 @@ from ggjit.cluster.serving import serve
 
 __all__ = ["Cluster", "RemoteDevice", "connect", "embed", "generate", "local", "make_certificates", "serve"]
 _BULK = {"embed": "embed_texts", "generate": "generate_texts"}
-
 
 def __getattr__(name):
     """`embed(model, texts, cluster=cl)` and `generate` are those of ggjit.models, which is imported when they are used.

@@ -44,7 +44,8 @@ class RemoteBuffer(Buffer):
             self.device.queue([p.FILL, *self.at(t, offset), nbytes, int(value)])
 
     def copy_tensor(self, src, dst):
-        """Inside the worker, or from worker to worker; False where they do not reach each other, and for other memory.
+        """Copy inside a worker or from worker to worker; False where they do not reach each other, and for other
+        memory.
         """
         a = src.buffer
         if not isinstance(a, RemoteBuffer):

@@ -32,7 +32,7 @@ class Certificates:
     def _context(self, protocol):
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = False          # who it is, is what the CA signed
+        context.check_hostname = False          # the CA's signature identifies the peer, not its host name
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(self.ca)

@@ -28,8 +28,8 @@ from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.spec import ops_with
 
 SMALL_NBYTES = 64 << 10         # writes up to it wait for the next message
-KEPT_NBYTES = 1 << 20           # so much of them, then they are sent
-IN_FLIGHT = 3                   # messages with a frame each, before one is waited for
+KEPT_NBYTES = 1 << 20           # queued writes of this size are sent at once
+IN_FLIGHT = 3                   # large messages that may be under way before the first answer is awaited
 AHEAD_NBYTES = 1 << 20          # a result up to it comes with the answer of its run
 always = lambda frame: True     # noqa: E731    a message that Ctrl-C cut in two would put other bytes elsewhere
 
@@ -75,8 +75,8 @@ class RemoteDevice(Device):
         self._queued, self._queued_nbytes = [], 0       # [(op, payload or None)] of the next message
         self._sent = collections.deque()        # answers not looked at yet
         self._failed = None                     # the first error that was found there and not raised yet
-        # of the last run, while nothing was written since: its `wanted`; {span: (answer, at)} of results that come with
-        # it; {span: number} of those it pushed
+        # state of the last run, valid while nothing was written since: its `wanted`; {span: (answer, at)} of results
+        # that come with it; {span: number} of those it pushed
         self._last_run, self._ahead, self._pushed = None, {}, {}
         self._n_pushed = 0
         self._reached = weakref.WeakKeyDictionary()     # {stream of another device: does this worker reach it?}
@@ -193,7 +193,7 @@ class RemoteDevice(Device):
                     self._failed = self._failed or answer.error
                     answer.seen = True
                 answer.fill()
-                self._sent.popleft()            # last: after a Ctrl-C it is looked at again
+                self._sent.popleft()            # removed last, so that after a Ctrl-C the answer is looked at again
             failed, self._failed = self._failed, None
             if failed is not None:
                 raise failed
@@ -234,7 +234,7 @@ class RemoteDevice(Device):
         with self._lock:
             self._wrote()
             self.flush()
-            borrowed = nbytes > p.FRAME_NBYTES          # else a copy is sent, without waiting
+            borrowed = nbytes > p.FRAME_NBYTES  # smaller payloads are copied, so that nothing waits for the send
             for at in range(0, nbytes, p.FRAME_NBYTES):
                 piece = raw[at:at + p.FRAME_NBYTES]
                 part = memoryview(piece) if borrowed else piece.tobytes()

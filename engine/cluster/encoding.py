@@ -32,9 +32,9 @@ NE, NB, PARAMS, SRC = 8, 12, 16, 16 + MAX_PARAMS
 ARENA, OFFS = SRC + MAX_SRC, SRC + MAX_SRC + 1
 ROW_WORDS = OFFS + 1
 LEAF, NODE = 0, 1
-NO_ARENA = -1                   # of tensors without bytes
+NO_ARENA = -1                   # arena number of tensors without bytes
 MAX_ROWS = 1 << 16
-MAX_NAME = 200                  # characters of a name that travel, for messages
+MAX_NAME = 200                  # longest tensor name that is sent; names are for error messages
 
 
 class Encoded:
@@ -44,7 +44,7 @@ class Encoded:
         self._where, self._arena_of = where, arena_of
         self._rows, self.names, self._number, self.bases = [], [], {}, []
         for t in graph.nodes:
-            if t.op not in VIEW_OPS:            # what views show, is read as a leaf at its place
+            if t.op not in VIEW_OPS:            # a view is sent as a leaf at the place of the bytes it shows
                 self._node(t)
         self.rows = np.array(self._rows, np.int64).reshape(-1, ROW_WORDS)
         self._rows = None

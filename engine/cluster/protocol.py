@@ -41,8 +41,8 @@ from ggjit.ops.core.errors import NotSupported
 PROTOCOL = 3
 (ALLOC, FREE, SET, FILL, COPY, GET, GRAPH, RUN, MEMORY, HAVE, KEEP, PEER, PUSH, DROP, TAKE, FETCH) = range(16)
 OK, FAILED, BUSY, WAITS = range(4)
-MAX_GRAPHS = 64                 # kept by a worker for a driver
-FRAME_NBYTES = 4 << 20          # of one SET, GET or PUSH
+MAX_GRAPHS = 64                 # graphs that a worker keeps for one driver
+FRAME_NBYTES = 4 << 20          # largest payload of one SET, GET or PUSH
 SECRET_NBYTES = 16
 
 

@@ -11,7 +11,7 @@ import threading
 from ggjit.ops.core.errors import GgjitError
 
 LIMIT_NBYTES = 64 << 20
-ROOM_SECONDS = 10.0             # that `put` waits for room
+ROOM_SECONDS = 10.0             # how long `put` waits for room
 
 
 class SendQueue:

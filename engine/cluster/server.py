@@ -11,7 +11,7 @@ class Server:
     def __init__(self, tls=None, memory_nbytes=None, n_threads=None, keep_nbytes=0, own=None):
         self.machine, self._tls = WorkerDevice(memory_nbytes, n_threads, keep_nbytes, tls, own), tls
         self._listener, self._conns = None, set()
-        self.gate = threading.Event()           # tests close it: a worker that is frozen
+        self.gate = threading.Event()           # tests close the gate to freeze the worker
         self.gate.set()
 
     def start(self, address):

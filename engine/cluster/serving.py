@@ -65,7 +65,7 @@ def _facing(address):
     host, _, port = address.partition("://")[2].rpartition(":")
     family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as s:
-        s.connect(there)                        # of datagrams: nothing is sent
+        s.connect(there)                        # connecting a datagram socket sends nothing
         return s.getsockname()[0]
 
 

@@ -18,7 +18,7 @@ from ggjit.cluster.weight_cache import WeightCache
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cpu.device import CPU
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, OutOfMemory, ParamError
-from ggjit.ops.core.host_memory import available_nbytes
+from ggjit.ops.core.machine import available_nbytes
 from ggjit.ops.core.record import WORD
 from ggjit.ops.native import isa
 
@@ -90,7 +90,7 @@ class Session:
         self.send_queue, self._secret, self.heartbeat = SendQueue(), None, 1.0
         self._peers = {}                # {address: Peer}
         self._placed = False            # the payload of the next message was read to its place
-        self.waits = False              # for another worker
+        self.waits = False              # True while this session waits for another worker
         self.left = False               # the driver has disconnected, while something ran
         self._fetches = self.send_queue  # it waits for bytes of this SendQueue
 
@@ -146,7 +146,7 @@ class Session:
                 found = run(piece, failed is not None)
                 if isinstance(found, int | list):
                     results.append(found)
-                elif found is not None:         # what follows may write there
+                elif found is not None:         # later messages may write to this arena
                     out.append(found if all(later[0] in (p.GET, p.PUSH) for later in ops[i + 1:]) else bytes(found))
             except Exception as e:
                 failed = failed or e
@@ -188,7 +188,7 @@ class Session:
             self.machine.free(buf)
 
     def _set(self, arena, offs, nbytes, payload, failed):
-        if self._placed:                        # `sink` said where
+        if self._placed:                        # the payload was read to where `sink` said
             return
         span = self._span(arena, offs, nbytes)
         span.buffer.set_tensor(span, payload, 0)

@@ -25,7 +25,7 @@ from ggjit.ops.core.interrupts import defer_interrupts
 
 CONNECT_SECONDS = 5.0
 TIMEOUT_SECONDS = 10.0
-SLOWER = 20                     # times its last time that a graph may take
+SLOWER = 20                     # a graph may take this many times as long as its last run
 
 
 class PendingReply:
@@ -36,7 +36,7 @@ class PendingReply:
         self.seq, self.into, self.nbytes, self.limit = seq, into, nbytes, limit
         self.done = False
         self.results = self.payload = self.error = None
-        self.seen = False               # its error was raised
+        self.seen = False               # True once the error of this reply was raised
         self.fills = []                 # [(byte of the payload, memoryview that takes a copy from there on)]
 
     def fill(self):
@@ -59,7 +59,7 @@ class Stream:
         self.timeout = TIMEOUT_SECONDS if timeout is None else timeout
         self._pid, self.secret = os.getpid(), os.urandom(SECRET_NBYTES)         # who knows it may fetch what we push
         self.seq = self.last_seq = 0
-        self.lost = None                # why it is lost
+        self.lost = None                # the error that ended the connection
         self.n_messages = self.n_bytes_out = self.n_bytes_in = 0
         self._waiting = collections.deque()     # Answers, in the order of their messages
         self._reading, self._n_waits = threading.Lock(), 0
@@ -152,7 +152,7 @@ class Stream:
                 self._wait_and_read()
             self._check_deadlines(began, time.monotonic())
             if self._n_waits > 1:
-                time.sleep(1e-4)                # the lock is for the others, too
+                time.sleep(1e-4)                # gives other threads a turn at the lock
 
     def _wait_and_read(self):
         try:
@@ -216,7 +216,7 @@ class Stream:
             raise wire.BadMessage(f"malformed answer {message!r:.100}")
         seq, status, results = message
         if seq == 0 and status in (BUSY, WAITS):
-            if status == WAITS:                 # for another worker: its own time stands still
+            if status == WAITS:                 # the worker waits for another one: this time does not count as its own
                 self.answered_at = self.received_at
             return
         answer = self._first()
@@ -243,7 +243,7 @@ class Stream:
             answer.error, answer.done = error, True
             try:
                 self._waiting.remove(answer)
-            except ValueError:                  # another thread has
+            except ValueError:                  # another thread has removed it
                 continue
 
     def lose(self, why):

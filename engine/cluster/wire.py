@@ -31,10 +31,10 @@ MAGIC = b"ggj1"
 PREFIX = struct.Struct("<4sII")         # magic, header nbytes, payload nbytes
 MAX_HEADER_NBYTES = 2 << 20
 MAX_PAYLOAD_NBYTES = 32 << 20
-MAX_ITEMS = 1 << 16                     # of one list of a header
+MAX_ITEMS = 1 << 16                     # longest list in a header
 SMALL_NBYTES = 1 << 16                  # a payload below it is sent and read in one piece with its header
 READ_NBYTES = 1 << 15                   # read at once while it is not known where bytes belong
-MAX_CONNECTIONS = 256                   # of a listener
+MAX_CONNECTIONS = 256                   # connections that a listener serves at once
 MAX_HANDSHAKES = 64                     # of them under way at once; with one more the oldest one ends
 HANDSHAKE_SECONDS = 10.0
 SILENT_SECONDS = 20                     # a connection whose other machine acknowledges nothing for so long has ended
@@ -96,7 +96,7 @@ class Connection:
         self.sock = sock
         self._one = contextlib.nullcontext()    # a TLS connection is used by one thread at a time
         self._held = memoryview(bytearray(2 * SMALL_NBYTES))
-        self._start = self._end = 0             # bytes there that are not taken yet
+        self._start = self._end = 0             # bytes of the buffer that are not consumed yet: start and end
         self._large = None                      # (header, payload, bytes of it that are there) of a message under way
         self.n_received = 0                     # bytes
 
@@ -221,7 +221,7 @@ class Connection:
 
     def end(self):
         """End the connection for both sides; from any thread, also while another one reads or writes."""
-        with contextlib.suppress(OSError):      # it has ended
+        with contextlib.suppress(OSError):      # the connection has ended
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self):

@@ -13,5 +13,3 @@ Read in this order:
     other_names                     names of NumPy and PyTorch, and what stands for them here
     fixed                           attributes and lists that stay as they were made
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

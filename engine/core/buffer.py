@@ -231,7 +231,7 @@ class Buffer(Handle, HtmlRepr):
             self.alive = False
             self._arena = None
             self.base = 0
-            if not self._dying:                 # no tensor refers to it then
+            if not self._dying:                 # a dying buffer has no tensors left to notify
                 TABLE.unplace_all(self.id)
 
     # ------------------------------------------------------------ for tensors and plans
@@ -261,7 +261,7 @@ def _sets_made(init):
     @functools.wraps(init)
     def init_and_set(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        self._made = type(self).__init__ is init_and_set          # else a subclass goes on
+        self._made = type(self).__init__ is init_and_set          # False: a subclass's __init__ is still to finish
     return init_and_set
 
 
@@ -299,7 +299,7 @@ class WriteView:
 
     def __init__(self, array):
         self.root = np.asarray(_ArrayInterface(array))
-        self.n_refs = sys.getrefcount(self.root)        # without views
+        self.n_refs = sys.getrefcount(self.root)        # reference count while no view of the memory exists
         self.array = None
 
     def make(self):

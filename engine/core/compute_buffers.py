@@ -59,7 +59,7 @@ class ComputeBuffers:
         old = [buf for b in todo for buf in self.chunks[b]]
         for b, chunks in new.items():
             self.chunks[b] = chunks
-        self.used_by = None                 # results of earlier graphs went with the old chunks
+        self.used_by = None                 # results of earlier graphs were in the old chunks and are gone
         self.version += 1
         call_all(*(buf.free for buf in old))
 

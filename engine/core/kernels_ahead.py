@@ -12,7 +12,7 @@ from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import CACHE, sources_key
 from ggjit.ops.native.kernel_pack import SHIPPED
 
-_ahead = []                     # (name, modules) of those that were not there
+_ahead = []                     # (name, modules) of kernels that are not in the cache yet
 _after = threading.local()      # .kernels: function: (name, modules) of what is asked for after the plan, or absent
 
 

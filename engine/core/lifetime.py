@@ -68,11 +68,11 @@ def _steps(work):
     try:
         yield
         kept.start()
-    except KeyboardInterrupt:           # on the way in
+    except KeyboardInterrupt:           # interrupted before the block began
         kept.interrupts.append(signal.SIGINT)
         kept.start()
     try:
-        if not sys.is_finalizing():     # devices are gone by then
+        if not sys.is_finalizing():     # at interpreter exit devices are gone already
             work()
     finally:
         try:
@@ -85,7 +85,7 @@ def _steps(work):
 
 
 def _send_again():
-    time.sleep(1e-3)                    # a finalizer has returned by then
+    time.sleep(1e-3)                    # long enough for a finalizer to return
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)       # ends a call that waits, too
     else:

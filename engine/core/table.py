@@ -59,7 +59,7 @@ class RowTemplate:
         at = row * T_WORDS * WORD
         self.head = memory[at:at + T_GEN * WORD]
         self.body = memory[at + (T_GEN + 1) * WORD:at + T_SRC * WORD]
-        self.no_src = b"\xff" * (WORD * (MAX_SRC - n_src))              # ids of -1
+        self.no_src = b"\xff" * (WORD * (MAX_SRC - n_src))              # id -1 for every missing source
         self.unplaced = struct.pack("2q", -1, 0)
         if not view:
             self.no_src += 2 * self.unplaced                            # no view_src, no buffer
@@ -76,7 +76,7 @@ class Table:
     def __init__(self, capacity=CAPACITY):
         self.capacity = capacity
         self._memory = _reserve(capacity * T_WORDS * WORD)
-        self.records = np.frombuffer(self._memory, TENSOR)              # by field name
+        self.records = np.frombuffer(self._memory, TENSOR)              # the rows as records, by field name
         self.words = np.frombuffer(self._memory, np.int64).reshape(capacity, T_WORDS)     # as jitted code sees it
         self.cells = memoryview(self._memory).cast("q")                 # the same, flat: one word costs 50 ns
         self.placement_version = 0          # goes up whenever any tensor or buffer may have moved

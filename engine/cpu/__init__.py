@@ -5,5 +5,3 @@ Read `device`, then `cpu_plan` (kernels and addresses; base in engine/graphs), `
 compares a plan with references, `repacked` is the buffer type of weights in a layout of their own, `tuning` measures
 how many rows a product takes at once, `sharing` how much work a node must be to be shared among threads.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -21,7 +21,7 @@ from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 
 _NONE = int(OP.NONE)                    # looking a member of an enum up takes as long as the rest of `is_repacked`
-_alive = WeakKeys()                     # while there is none, no tensor is looked at
+_alive = WeakKeys()                     # live repack buffers; while this is empty no tensor is checked
 
 
 def _layouts():

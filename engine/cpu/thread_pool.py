@@ -264,7 +264,8 @@ def _walk_job(row, share):
     are taken, here and now."""
     first = row.__array_interface__["data"][0]
     if get_ident() in KERNEL_THREADS:
-        page = np.zeros(walk.PAGE_NBYTES // WORD, np.int64)         # of its own, with nothing to poll
+        # this job has a page of its own, without a callback to poll
+        page = np.zeros(walk.PAGE_NBYTES // WORD, np.int64)
         ctypes.CFUNCTYPE(*[ctypes.c_int64] * 5)(int(row[N_KERNEL]))(first, 0, 1, page.__array_interface__["data"][0])
         return
     n_threads = default_threads() if share else 1

@@ -43,7 +43,7 @@ from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 
-LENGTHS = 2048, 5632            # of rows
+LENGTHS = 2048, 5632            # lengths of the rows that are measured
 MATRIX_ROWS = 2048
 WEIGHTS_NBYTES = 256 << 20      # half of it once stayed in a last-level cache, where all tiles were as fast
 DISTINCT_NBYTES = (4 << 20) - 3

@@ -4,5 +4,3 @@ Read `device` (devices and their streams), `cuda_plan` (launches, captured as a 
 `libraries` (what cuBLAS in `cublas` and CCCL in `cccl` do, and what our own kernels), `driver` (the driver's functions
 with Python errors) and `simulated_driver` (the same over host memory, for tests).
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -16,7 +16,7 @@ from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.cuda.compiler.choice import SIMULATED
 
 WORKSPACE_NBYTES = 32 << 20     # NVIDIA's advice for Hopper
-TYPES = {F32: 0, F16: 2, BF16: 14}              # cudaDataType
+TYPES = {F32: 0, F16: 2, BF16: 14}              # values of cudaDataType
 COMPUTE_32F, TRANSPOSED, PLAIN, DEFAULT_ALGORITHM = 68, 1, 0, -1
 
 

@@ -25,7 +25,7 @@ from ggjit.ops.core.shape import describe
 from ggjit.ops.cuda.compiler.choice import SIMULATED
 from ggjit.ops.cuda.native.launch import Gemm, Sort
 
-STATUS_WORDS = 2                # as in ops/cuda/native/views.py
+STATUS_WORDS = 2                # words of the status block, as ops/cuda/native/views.py reads them
 GRAPH_MIN_LAUNCHES = 2
 ALIGNED = 16                    # bytes: the widest load; makers of launches look at strides and view offsets alone
 

@@ -51,7 +51,7 @@ class CUDADevice(Device):
         self.n_multiprocessors = attribute("MULTIPROCESSOR_COUNT")
         self.type = TYPE_IGPU if attribute("INTEGRATED") else TYPE_GPU
         self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/cuda_plan.py)
-        self.measured = None                            # of libraries (engine/cuda/libraries.py)
+        self.measured = None                            # measured times of libraries (engine/cuda/libraries.py)
         self._buffer_type, self._pinned = CUDABufferType(self), PinnedBufferType(self)
         self._backends, self._met = [], weakref.WeakSet()       # backends: weak references
         self._streams = []                              # of backends, until destroyed: those of backends that are gone
@@ -110,7 +110,7 @@ class CUDADevice(Device):
         return buf
 
     def supports_op(self, t):
-        if t.op in VIEW_OPS or 0 in t.ne:               # nothing is launched
+        if t.op in VIEW_OPS or 0 in t.ne:               # views and empty tensors launch nothing
             return True
         return launches(t) is not None
 
@@ -347,7 +347,7 @@ class CUDABackend(Backend):
         event = other.device.event_new()
         other.event_record(event)
         self.event_wait(event)
-        other.device.event_free(event)          # the driver keeps it until it was reached
+        other.device.event_free(event)          # the driver keeps the event until the stream has reached it
 
     def event_record(self, event):
         self.device.use()

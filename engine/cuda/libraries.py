@@ -116,7 +116,7 @@ def _way(backend, t, library, call):
         return way
     except library.forgiven as e:
         if not isinstance(e, OutOfMemory):
-            device.measured[name] = {library.unmeasured: 0.0}       # not tried again in this process
+            device.measured[name] = {library.unmeasured: 0.0}       # the library is not tried again in this process
         return library.unmeasured
 
 

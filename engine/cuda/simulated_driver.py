@@ -15,7 +15,7 @@ import numpy as np
 from ggjit.ops.cuda.compiler.simulator import SimulatedLaunch, check, expose, withdraw
 
 N_DEVICES = 2
-MEMORY_NBYTES = 1 << 30         # of each device
+MEMORY_NBYTES = 1 << 30         # memory of each simulated device
 fail = {}
 
 

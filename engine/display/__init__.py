@@ -10,5 +10,3 @@ Read in this order:
     progress            bars on a terminal; compile_notice: a line while kernels are compiled
     tracebacks          what a notebook shows of a typed error
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

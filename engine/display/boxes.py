@@ -13,7 +13,7 @@ from ggjit.tensors.summary import label, op_name, state
 
 FOLD_ABOVE = 40                 # boxes: larger graphs are folded by default
 MANY_READERS = 3                # a leaf read by more boxes is named in them instead of drawn
-MAX_CHARS = 38                  # of a line
+MAX_CHARS = 38                  # longest line of a box
 
 
 @dataclasses.dataclass
@@ -67,7 +67,7 @@ class Boxes:
                 key[t.id] = ("group", group)
                 self.boxes.setdefault(key[t.id], Box("group", group, [], [])).tensors.append(t)
             elif t.op in VIEW_OPS and t.op != OP.NONE and not self.views:
-                continue                # drawn as what it views
+                continue                # a view is drawn as the tensor it shows
             else:
                 key[t.id] = ("node", t.id)
                 self.boxes[key[t.id]] = Box("node", *self._words(t), [t])

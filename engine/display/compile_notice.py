@@ -101,7 +101,7 @@ class Notice:
         seconds = time.monotonic() - self._start
         if seconds >= self._where.least:
             n = self._expected - self._before
-            ahead, of, left = n_ahead(self._name), "", ""       # 0: asked for outside of a plan
+            ahead, of, left = n_ahead(self._name), "", ""       # 0: the kernel was asked for outside of a plan
             if ahead and n - 1 + ahead > 1:
                 of = f" of {n - 1 + ahead}"
                 left = math.ceil(seconds / (n - 1) * ahead) if n > 1 else None
@@ -110,7 +110,7 @@ class Notice:
                              f"{self._kept}")
 
     def _watch(self):
-        """Moves the line on, and ends it once nothing has been compiled for a while."""
+        """Updates the line, and removes it once nothing has been compiled for a while."""
         while time.monotonic() - self._changed < (PAUSE if self._seen >= self._expected else GIVE_UP):
             time.sleep(TICK)
             with self._lock:

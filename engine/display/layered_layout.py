@@ -12,7 +12,7 @@ the neighbours, apart where boxes would touch), y positions.  Source: Sugiyama, 
 import bisect
 import collections
 
-GAP_X, GAP_Y = 22, 34           # between boxes of a rank, between ranks
+GAP_X, GAP_Y = 22, 34           # gaps between the boxes of a rank, and between ranks
 LANE = 10                       # width an arrow takes when it passes a rank
 SWEEPS = 12
 MAX_LANE_POINTS = 4000          # beyond it the longest arrows are drawn straight across what lies between

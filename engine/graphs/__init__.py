@@ -8,5 +8,3 @@
     plan_cache                          plans kept for the next run
     backward                            gradients: nodes for what a loss changes by
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -81,7 +81,7 @@ class GraphAllocator:
         self._index = [self.bufts.index(b) for b in self.bufts]
         self.planner, self.time_limit = planner, time_limit
         self._worker = targets[0] if work else None     # the backend whose kernels' work memory is placed
-        self._work = {}                                 # of the last plan: {tensor id: (chunk, byte offset, bytes)}
+        self._work = {}  # work memory of the last plan: {tensor id: (chunk, byte offset, bytes)}
         self._memory = ComputeBuffers(self.bufts)
         self._owned = []                                # weak references to the leaves this allocator placed
         self._where = {}                                # placement of the last allocated graph

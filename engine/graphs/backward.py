@@ -355,7 +355,7 @@ class _Writers:
                 continue
             seen.add(t.id)
             for s in t.src:
-                if s is None or t.op == OP.FILL:            # which takes a shape alone
+                if s is None or t.op == OP.FILL:            # FILL reads only the shape of its source
                     continue
                 last = self.of.get(s.base.id)
                 if last and self._time(s) < self.at[last[-1].id]:

@@ -1,5 +1,4 @@
-"""Whole graphs on another backend: copied with their values, and compared node by node (rows A15 of ggml's
-behaviour)."""
+"""Whole graphs on another backend: copied with their values, and compared node by node."""
 import dataclasses
 
 from ggjit.core.arguments import expect
@@ -95,7 +94,7 @@ def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
 
     test_nodes: run both graphs whole and compare only these tensors of `graph`; at least one must be in it.
     Returns True, also where the callback ended it, as ggml does; where ggml returns false (the graph could not be
-    copied), the error of graph_copy is raised.  Source: ggml_backend_compare_graph_backend (row A15.07).
+    copied), the error of graph_copy is raised.  Source: ggml_backend_compare_graph_backend.
     """
     expect(graph, Graph, "compare_graph_backend")
     for backend in (backend1, backend2):

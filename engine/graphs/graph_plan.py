@@ -24,7 +24,7 @@ from threading import get_ident
 import numpy as np
 
 from ggjit.core.arguments import expect, expect_slot
-from ggjit.core.buffer import USAGE_COMPUTE, Buffer, buffer_by_id, freed
+from ggjit.core.buffer import Buffer, buffer_by_id, freed
 from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
@@ -40,7 +40,12 @@ from ggjit.ops.core.spec import all_specs, ops_with
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
 
-VIEWS = (r.N_DST, *(r.N_SRC + r.V_WORDS * k for k in range(r.MAX_SRC)))         # of a NODE row: result, sources
+# words of a NODE row: of its views (result, sources), of its parameters; of a view: sizes and strides
+VIEWS = np.array([r.N_DST, *(r.N_SRC + r.V_WORDS * k for k in range(r.MAX_SRC))], np.int64)
+_PARAMS = np.arange(r.N_PARAMS, r.N_PARAMS + N_PARAM_WORDS)
+_VIEW_SHAPE = np.array([first + k for first in (r.V_NE, r.V_NB) for k in range(4)], np.int64)
+_SHAPE = np.array([first + k for first in (r.T_NE, r.T_NB) for k in range(4)], np.int64)        # in the table
+_NODE_WORDS = [r.node_words(n) for n in range(r.MAX_SRC + 1)]
 
 
 class _ResolvedPlaces:
@@ -87,7 +92,7 @@ class Plan(Results, HtmlRepr):
         self._output_ids = graph.output_ids
         self.runs = 0
         self._lock = RunLock()
-        self.started = False                # a run has begun
+        self.started = False                # True once a run has begun
         self.failed = False                 # the last run did not finish: there are no results
         self._me = weakref.ref(self)
         computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
@@ -181,7 +186,7 @@ class Plan(Results, HtmlRepr):
             if size is None:
                 size, ask = buf.size, ask or self._is_particular(buf)
                 if type(buf).is_bound is Buffer.is_bound and device.supports_buft(buf.buft):
-                    sizes[id(buf)] = size               # nothing more to ask of the buffer
+                    sizes[id(buf)] = size               # the buffer was checked
                 elif not buf.is_bound(x):
                     raise NotAllocated(f"{describe(x)} has a place in {buf!r}, which has not bound it to memory yet; "
                                        f"{_user(nodes, x)!r} needs it")
@@ -205,11 +210,11 @@ class Plan(Results, HtmlRepr):
         """Choose fusions for the memory as it is and write the NODE rows, all but the addresses."""
         self.parts = self._fused(places)
         self.nodes, self.kernels = [p.t for p in self.parts], [p.kernel for p in self.parts]
-        starts = np.cumsum([0, *(r.node_words(len(p.reads)) for p in self.parts)], dtype=np.int64)
-        placed = getattr(self.placement, "work", {})
+        starts = np.cumsum([0, *[_NODE_WORDS[len(p.reads)] for p in self.parts]], dtype=np.int64)
+        placed = getattr(self.placement, "work", None)
         self._placed_work = {i: p.t.id for i, p in enumerate(self.parts)
-                             if 0 < p.kernel.work_nbytes <= placed.get(p.t.id, (None, 0, 0))[2]}
-        self.work_nbytes = max((k.work_nbytes for i, k in enumerate(self.kernels) if i not in self._placed_work),
+                             if 0 < p.kernel.work_nbytes <= placed.get(p.t.id, (None, 0, 0))[2]} if placed else {}
+        self.work_nbytes = max([k.work_nbytes for i, k in enumerate(self.kernels) if i not in self._placed_work],
                                default=0)
         store = np.zeros(starts[-1] + 8, np.int64)
         skip = -(store.__array_interface__["data"][0] // r.WORD) % 8       # rows start at cache lines
@@ -233,26 +238,25 @@ class Plan(Results, HtmlRepr):
         rows[at + r.N_TASKS] = 1
         rows[at + r.N_WORK_SIZE] = [k.work_nbytes for k in self.kernels]
         rows[at + r.N_ID] = ids
-        for k in range(N_PARAM_WORDS):
-            rows[at + r.N_PARAMS + k] = words[ids, r.T_PARAMS + k]
+        rows[at[:, None] + _PARAMS] = words[ids, r.T_PARAMS:r.T_PARAMS + N_PARAM_WORDS]
         for p, start in zip(parts, self._starts, strict=False):
             if p.params is not None:
                 rows[start + r.N_PARAMS:start + r.N_PARAMS + len(p.params)] = p.params
-        viewed = [(start + v, x) for p, start in zip(parts, self._starts, strict=False)
-                  for v, x in zip(VIEWS, (p.t, *p.reads), strict=False) if x is not None]
-        self._views = [x for _, x in viewed]
-        self._view_words = v = np.array([word for word, _ in viewed], np.int64)
+        viewed = [x for p in parts for x in (p.t, *p.reads)]
+        n = np.array([1 + len(p.reads) for p in parts], np.int64)
+        places = np.arange(len(viewed)) - np.repeat(np.cumsum(n) - n, n)        # of each view in its row
+        given = [x is not None for x in viewed]
+        self._views = [x for x in viewed if x is not None]
+        self._view_words = v = (np.repeat(at, n) + VIEWS[places])[given]
         ids = np.array([x.id for x in self._views], np.int64)
-        for k in range(4):
-            rows[v + r.V_NE + k] = words[ids, r.T_NE + k]
-            rows[v + r.V_NB + k] = words[ids, r.T_NB + k]
+        rows[v[:, None] + _VIEW_SHAPE] = words[ids[:, None], _SHAPE]
         rows[v + r.V_TYPE] = words[ids, r.T_TYPE]
 
     def _resolve(self, places):
         """Write the address of every view; called again when something moved."""
         views = places.of(self._views)
         self._work_places = [(i, *self.placement.work[id_][:2]) for i, id_ in self._placed_work.items()]
-        buffers = {id(b): b for b in (*(b for b, _ in views), *(b for _, b, _ in self._work_places))}
+        buffers = {id(b): b for b, _ in views} | {id(b): b for _, b, _ in self._work_places}
         # the memory itself, taken once: freeing a buffer while this plan runs must not take it away
         memory = {k: self._memory(b) for k, b in buffers.items()}
         if any(held is None for held, _ in memory.values()):
@@ -266,7 +270,8 @@ class Plan(Results, HtmlRepr):
         self.rows[self._view_words] = [first[id(b)] + o for b, o in views]
         self._buffers = list(buffers.values())
         self._held = {k: held for k, (held, _) in memory.items()}
-        self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
+        stored_in = [b for b, _ in places.of(self._stored)] + [b for _, b, _ in self._work_places]
+        self._written = list({id(b): b for b in stored_in}.values())
         self._work = self._work_buffer()
         self.rows[self._work_words] = self._work.base
         for i, buf, offs in self._work_places:
@@ -278,7 +283,7 @@ class Plan(Results, HtmlRepr):
 
     def _note_written(self):
         """The leaves this plan computes into: their versions rise with a run (engine/core/versions.py)."""
-        nodes = [t for t in [p.t for p in self._singles] if t._fixed_place is None]
+        nodes = [p.t for p in self._singles if p.t._fixed_place is None]
         bases = [t.id if t.view_src is None else t.view_src.id for t in nodes]
         updating = ops_with("updates")
         bases += [x.id for t in nodes if t.op in updating for x in written(t)[1:]]
@@ -299,8 +304,7 @@ class Plan(Results, HtmlRepr):
     def compute(self):
         """Run every node.  Errors: IndexRangeError (an id out of range, with the node and the value), Cancelled,
         StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error there is nothing to read."""
-        # Few calls: kernels that work on megabytes empty the caches, and then Python finds every function and object
-        # it touches far away.  After a 4 MiB copy of 375 us this takes 26 us; as ten small functions it took 37.
+        # One long function: kernels empty the caches, and then every Python call is slow (docs/measured.md).
         if get_ident() in KERNEL_THREADS:
             refuse_nesting()
         lock = self._lock
@@ -327,7 +331,7 @@ class Plan(Results, HtmlRepr):
         finally:
             try:
                 lock.release()              # no call before it: a signal could come in
-            except RuntimeError:            # one did, while this waited for the lock
+            except RuntimeError:            # a signal came in while this waited for the lock
                 lock = None
         if ran_last() is not self._me and not self.graph.placed:
             mark_last(self, self.graph.nodes)

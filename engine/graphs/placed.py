@@ -23,7 +23,7 @@ class PlacedTensor(Tensor):
         super().__init__(t.id, t.generation, t.ctx, t.op, t.layout, src, t.view_src, t.view_offs,
                          t.name if name is None else name)
         self._fixed_place = at
-        self._hold("original", t)           # the row is its
+        self._hold("original", t)  # `original` holds the only reference to the tensor whose table row this uses
 
     def _where(self):
         return self._fixed_place

@@ -19,7 +19,7 @@ class PlanNode:
     """One NODE row: the tensor it computes, or the last of those it computes in one kernel."""
     t: object
     kernel: object                  # a Kernel of ops/core/spec.py, or a device's own with name, work_nbytes and cost
-    module: str                     # of the kernel
+    module: str                     # module of the kernel
     reads: tuple                    # tensors of the source views, in order
     nodes: tuple                    # all nodes it computes, in order; the last one is t
     params: np.ndarray = None       # the NODE's parameter words; None: those of t

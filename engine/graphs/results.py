@@ -12,7 +12,7 @@ from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import FLAG_OUTPUT, VIEW_OPS
 from ggjit.ops.core.shape import describe
 
-_none = weakref.ref(set())          # dead
+_none = weakref.ref(set())          # a weak reference to nothing
 _ran_last = _none                   # weak reference to what ran last: all its tensors refer to it
 _marking = ForkLock()
 
@@ -22,7 +22,7 @@ def mark_last(run, nodes):
     global _ran_last
     if _ran_last() is not run:
         with _marking:              # graphs of two threads may share tensors
-            _ran_last, mine = _none, weakref.ref(run)       # none, should a signal come in meanwhile
+            _ran_last, mine = _none, weakref.ref(run)       # stays None if a signal comes in before the loop has ended
             put = object.__setattr__                        # a sixth of the time of the tensor's own
             for t in nodes:
                 put(t, "_plan", mine)
@@ -97,7 +97,7 @@ class Results:
         """How many of `_spans` were written; None: all."""
 
     def _poison(self):
-        """NaN bytes into memory that holds nothing before a run, so that what no kernel writes shows."""
+        """Fill memory that holds nothing before a run with NaN bytes, so that elements no kernel writes are seen."""
         for buf, offs, nbytes in self._undefined():
             self._fill(buf, offs, nbytes)
 

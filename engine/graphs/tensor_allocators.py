@@ -1,4 +1,4 @@
-"""Allocators that place tensors one at a time: ggml's of 2023 (rows A9, A11 of its behaviour) and its current one.
+"""Allocators that place tensors one at a time: ggml's of 2023 and its current one.
 
     TensorAllocator     best fit with free: alloc(t), free_tensor(t), reset()
     BumpAllocator       a pointer that only moves up: alloc(t)

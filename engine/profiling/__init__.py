@@ -7,5 +7,3 @@ Read in this order:
     machine_limits      memory bandwidth and float32 peak, measured
     plot                threads and layers over time
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

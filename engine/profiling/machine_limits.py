@@ -12,7 +12,7 @@ from ggjit.ops.native.jit import native
 from ggjit.ops.native.simd import B, W, fadd, fma, hsum, ldf, zerof
 
 BUFFER_NBYTES = 256 << 20           # beyond any last-level cache that one core can keep for itself
-STREAM_NBYTES = 8 << 10             # of each of eight streams: two pages
+STREAM_NBYTES = 8 << 10             # bytes of each of eight streams: two pages
 CHAINS = 12                         # independent multiply-adds: latency 4, two a cycle
 
 

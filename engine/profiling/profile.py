@@ -15,9 +15,9 @@ All runs are in the sums; plots and traces show the last ones, as many as fit 25
     thread 1   |= mul_mat =|....|                  over the longest;  ... waits at the barrier
 
 A node of a plan is a row, whatever it fuses ("rms_norm+mul").  Bytes are what it has to read and write at least,
-operations the multiplications and additions of its products.  The roofline is the larger of bytes / bandwidth and
-operations / float32 peak, measured on this machine with as many threads.  Data in caches and int8 products can be above
-it: the table says "cached" there.
+operations the multiplications and additions of products, convolutions and recurrences (`flops` of the op's spec).  The
+roofline is the larger of bytes / bandwidth and operations / float32 peak, measured here with as many threads.
+Data in caches and int8 products can be above it: the table says "cached" there.
 """
 import collections
 import dataclasses

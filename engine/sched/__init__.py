@@ -13,5 +13,3 @@ In the order of a run:
     hazards, experts            what has to wait for what; weights of which only the experts in use are copied
     scheduler, scheduled_plan, explain  the public class; its runs behind the interface of a plan; what it did and why
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

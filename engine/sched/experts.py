@@ -52,7 +52,7 @@ def copy_experts(run, copy, ids):
         nbytes = min((last - first + 1) * size + pad, src.nbytes - first * size)
         copy.dst.buffer.set_tensor(copy.dst, src._bytes_view(first * size, nbytes), first * size)
         total += nbytes
-    copy.stamp = None                                   # it holds these experts only
+    copy.stamp = None                                   # the copy holds these experts only
     return total, ids
 
 

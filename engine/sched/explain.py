@@ -1,6 +1,6 @@
 """What the scheduler did and why: text, HTML and Graphviz dot of one assigned graph.
 
-Content as ggml's debug print (row A12.09): splits with inputs and sizes, then every node with op, name, size, backend,
+Content as ggml's debug print: splits with inputs and sizes, then every node with op, name, size, backend,
 cause, and the same for its sources; plus what was copied, what was not, and how long it took.
 """
 import html

@@ -76,7 +76,7 @@ class Copy:
                 part.backend.synchronize()
         if run.copy_callback is not None and self.is_host_weight() and \
                 as_bool(run.copy_callback(part.backend, self.src, self.dst, part.graph.nodes), "the copy callback"):
-            self.stamp = None                             # it holds what the callback put there
+            self.stamp = None                             # the copy holds what the callback wrote
             return 0, ids
         if self.experts is not None:
             return copy_experts(run, self, ids)

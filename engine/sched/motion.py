@@ -101,7 +101,7 @@ def improve(params, seen):
                         best, best_run, good = cost, run, moved
                     node = _next(g, node, step)
                 node = keep
-                for n in range(moved):                  # take back what did not pay
+                for n in range(moved):                  # undo the moves beyond the best place
                     if n >= good:
                         _move(g, node, back)
                     else:

@@ -25,8 +25,8 @@ def _record(*fields):
 ROW = _record(
     "id",                       # table id
     "view",                     # local number of the base, NONE
-    "own",                      # buffer type of its own buffer, NONE
-    "mem",                      # the same of its base
+    "own",                      # number of its own buffer's type, or NONE
+    "mem",                      # number of its base's buffer type, or NONE
     "nbytes",                   # from the first to the last element
     "sig",                      # row of the support matrix (0: nothing to compute)
     "backend",                  # number of the backend, NONE

@@ -1,8 +1,8 @@
 """Which backend runs which node: the rules of three ggml versions as jitted passes over the records.
 
-    2023     November 2023 (rows A12.06, A13.02-A13.08): location of the destination, of the sources, nothing else
-    2024     early 2024 (A12.07, A13.05-A13.09): weights decide; accelerators spread up, then down; then the rest
-    modern   current ggml (B4): as 2024 with supports_op at every step, inputs last, offloading, upgrades
+    2023     November 2023: location of the destination, of the sources, nothing else
+    2024     early 2024: weights decide; accelerators spread up, then down; then the rest
+    modern   current ggml: as 2024 with supports_op at every step, inputs last, offloading, upgrades
 
 Every assignment keeps its cause.  What the rules leave undone, engine/sched/repair.py makes computable.
 """

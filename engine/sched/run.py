@@ -89,7 +89,7 @@ class Run(Results):
         if buft_id < 0:
             return self.tensors[row]._where() if row < self.assigned.n else None
         chunks = self.memory.chunks[buft_id]
-        if not chunks:                      # freed
+        if not chunks:                      # the buffers were freed
             return None
         return chunks[int(self.layout.chunk[row])], int(self.layout.offs[row])
 

@@ -206,7 +206,8 @@ class Scheduler(Handle):
                              f"or reset; return False to end the run, and do it afterwards")
 
     def _check(self, graph):
-        self._refuse_callbacks()
+        if self._computing:
+            self._refuse_callbacks()
         self._check_graph(graph)
 
     def _check_graph(self, graph):
@@ -329,8 +330,9 @@ class Scheduler(Handle):
         return values[0] if len(values) == 1 else values
 
     def submit_and_read(self, graph, t):
-        """Submit `graph`; returns a function that waits for the values of `t`, its result.  Other graphs may be
-        submitted before it is called, and are then under way at once (a pipeline) where devices work asynchronously.
+        """Submit `graph`; returns a function that waits for the values of `t` and gives them as `numpy` does.  Other
+        graphs may be submitted before it is called, and are then under way at once (a pipeline) where devices work
+        asynchronously.
 
             reads = []
             for values in batches:
@@ -357,7 +359,7 @@ class Scheduler(Handle):
             elif event.alive:
                 event_synchronize(event)
                 event_free(event)
-            return t._elements(np.frombuffer(raw, np.uint8)).copy()
+            return t._decoded(np.frombuffer(raw, np.uint8))
         return read
 
     # ------------------------------------------------------------ state

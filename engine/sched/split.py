@@ -87,7 +87,7 @@ def _copy_of(g, s, b, k, copy_of):
 
 @inlined
 def _use(g, c, k):
-    """Split k uses copy c."""
+    """Note that split k uses copy c."""
     u = g.results[0].n_uses
     g.results[0].n_uses = u + 1
     g.uses[u].split = k

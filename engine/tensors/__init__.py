@@ -12,5 +12,3 @@ Read in this order:
     transfer        bytes in and out, and from tensor to tensor
     summary         a tensor as text, for reprs and notebooks
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

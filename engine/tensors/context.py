@@ -91,7 +91,7 @@ class Context(HtmlRepr):
         del stack[len(stack) - 1 - stack[::-1].index(self)]
 
     def __bool__(self):
-        return True                         # without tensors too
+        return True                         # a context is true even without tensors
 
     def __repr__(self):
         if not self.alive:

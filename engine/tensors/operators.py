@@ -34,7 +34,7 @@ from ggjit.tensors.arrays import from_numpy, leaf_of_dlpack
 class Operators:
     """Mixin of Tensor.  Every operator adds a node to the graph; nothing is computed."""
     __slots__ = ()
-    __array_priority__ = 1000.0         # ndarray + tensor comes here
+    __array_priority__ = 1000.0         # makes NumPy hand `ndarray + tensor` to Tensor.__radd__
 
     def __add__(self, other):
         return _plus(self, 1.0, other, 1.0, add)

@@ -14,9 +14,6 @@
     training        a network with gradients and an optimiser
     fit             the loop
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
-
 from ggjit.train.dataset import Dataset
 from ggjit.train.fit import evaluate, fit, measure, predict
 from ggjit.train.history import History

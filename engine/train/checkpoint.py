@@ -115,7 +115,7 @@ def _few(names):
 
 
 def require_folder(path):
-    """Errors: TypeMismatch, ParamError where no file can be written, before hours of work."""
+    """Check, before hours of work, that a file can be written there.  Errors: TypeMismatch, ParamError."""
     if not isinstance(path, str | os.PathLike):
         raise TypeMismatch(f"a file to write is named by its path, got {path!r}")
     path = os.fspath(path)

@@ -201,7 +201,7 @@ class TrainingLoop:
         if path is not None and checkpoints.exists(path):
             self.n_steps, self.epoch, self.partial, self.history = checkpoints.load(
                 path, training.params, training.states, self.setup)
-            self.history.stopped = ""           # this call says anew when to stop
+            self.history.stopped = ""           # the reason of an earlier call does not count
         elif path is not None:                  # an interrupted first epoch starts again from here
             self._save()
 
@@ -218,7 +218,7 @@ class TrainingLoop:
                         self._save()
         except KeyboardInterrupt:
             if self.path is not None:
-                with contextlib.suppress(NotFinite):            # the file of before is worth more
+                with contextlib.suppress(NotFinite):            # a checkpoint of the last finite step is worth more
                     self._save()
             raise
 

@@ -21,7 +21,7 @@ from ggjit.ops.reductions.reduce import sum as sum_of
 from ggjit.ops.training.cross_entropy import cross_entropy_loss
 from ggjit.tensors.tensor import Tensor
 
-VIEWS = (view_1d, view_2d, view_3d, view_4d)            # by the number of axes less one
+VIEWS = (view_1d, view_2d, view_3d, view_4d)            # VIEWS[n - 1]: the view builder for n axes
 NAMES = ("cross_entropy", "mse", "mean", "sum")
 
 

@@ -206,13 +206,13 @@ class Training(Evaluator):
 
     def culprit(self):
         """Where the first value that is not finite appeared, in words."""
-        backend = init_backend("CPU", fuse=0)               # which knows every node's result
+        backend = init_backend("CPU", fuse=0)               # without fusion every node's result exists
         for graph in (Graph(self.loss), Graph(self.loss, *self.gradients)):
             GraphAllocator(backend).alloc_graph(graph)
             plan = backend.graph_plan_create(graph)
             for i, t in enumerate(plan.nodes):
                 plan.run_nodes(i, i + 1)
-                if t.type is not F32 or t.op == OP.DIAG_MASK_INF:       # whose infinities are meant
+                if t.type is not F32 or t.op == OP.DIAG_MASK_INF:       # DIAG_MASK_INF writes infinities on purpose
                     continue
                 values = t._elements(PlacedTensor(t, (), plan.where(t))._bytes_view())
                 if not np.isfinite(values).all():

@@ -13,5 +13,3 @@ tokens, and adds its part to a graph.
     delta.py            the gated delta rule; rwkv.py: RWKV 6 and 7; lightning.py: linear attention with fixed decays
     gemma.py            embeddings for every layer, streams, experts beside a dense network
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -28,20 +28,20 @@ class Attention:
     d_head: int
     d_head_v: int
     rope: Rope | None = None
-    scale: float = 0.0                  # of the scores; 0: 1 / sqrt(d_head)
+    scale: float = 0.0                  # factor of the scores; 0: 1 / sqrt(d_head)
     window: int = 0                     # tokens looked back on, itself included; 0: all
     softcap: float = 0.0                # scores become softcap tanh(scores / softcap); 0: none
-    max_alibi_bias: float = 0.0         # of ALiBi's slopes; 0: no ALiBi
+    max_alibi_bias: float = 0.0         # largest slope of ALiBi; 0: no ALiBi
     clamp: float = 0.0                  # q, k and v are kept within -clamp .. clamp; 0: not
     sinks: bool = False                 # a learned score per head that takes part in the softmax, with value 0
     gated: bool = False                 # half of each head of Wq is a gate: o * sigmoid(gate)
-    gate: str = ""                      # of GATES: o * act(attn_gate n)
+    gate: str = ""                      # a name in GATES: the result is o * act(attn_gate n); "": no gate
     gate_by_head: bool = False          # that gate is one number for each head
-    out_scale: float = 0.0              # of the result; 0: none
+    out_scale: float = 0.0              # factor of the result; 0: none
     sub_norm: bool = False              # o is normed before Wo
     scaled: bool = False                # matrices may have a factor
     fused: bool = False                 # attn_qkv instead of attn_q, attn_k, attn_v
-    bias: bool | None = None            # of q, k, v: must be there, must not, may
+    bias: bool | None = None            # biases of q, k, v: True: required, False: refused, None: optional
     out_bias: bool | None = None
     qk_norm: str = ""                   # kind, as Scope.norm has them; "": none
     qk_norm_over: str = "head"          # "head": one head with weights for all; "heads": weights per head; "all";
@@ -52,7 +52,7 @@ class Attention:
     kv_of: int | None = None            # the layer whose keys and values are read, instead of own ones
     out: str = "attn_output"
     temperature: bool = False           # queries are scaled by position: input "temperature"
-    rel_buckets: int = 0                # of relative positions, each with a score per head; 0: none
+    rel_buckets: int = 0                # buckets of relative positions, each with a score per head; 0: none
 
     @property
     def n_q(self):
@@ -85,9 +85,10 @@ class Attention:
             sizes = {"attn_q": n_q}
             if self.kv_of is None:
                 sizes |= {"attn_k": self.n_k} | ({} if self.v_is_k else {"attn_v": self.n_v})
-            else:                       # some files hold them all the same
+            else:                       # some files hold keys and values of such layers, which are not used
                 loader.ignore(*(f"{p}attn_{n}.weight" for n in ("k", "v", "k_norm")))
-            w = {n: loader.scaled(p + n, d, ne) if self.scaled else loader.linear(p + n, d, ne, self.bias)
+            bias = self.bias or (loader.all_or_none(*(f"{p}{n}.bias" for n in sizes)) if self.bias is None else False)
+            w = {n: loader.scaled(p + n, d, ne) if self.scaled else loader.linear(p + n, d, ne, bias)
                  for n, ne in sizes.items()}
         w[self.out] = loader.scaled(p + self.out, self.n_o, d) if self.scaled else \
             loader.linear(p + self.out, self.n_o, d, self.out_bias)

@@ -28,7 +28,7 @@ class Loader:
     def __init__(self, weights, n_embd, n_vocab=0):
         self.want, self.n_embd, self.n_vocab, self.matrices = weights.want, n_embd, n_vocab, []
         self._used, self.beside, self._tensors = weights.used, weights.beside, weights.file.tensors
-        self.tables = []                        # of relative positions: the first serves layers that have none
+        self.tables = []                        # tables of relative positions; the first serves layers without one
 
     def linear(self, name, n_in, n_out, bias=None):
         """What `linear` takes.  bias: True: it must be there, False: it must not, None: either."""
@@ -47,6 +47,11 @@ class Loader:
         weight, bias, *adapters = self.linear(name, n_in, n_out, False)
         return weight, bias, *([] if factor is None else [(None, factor, 1.0)]), *adapters
 
+    def all_or_none(self, *names):
+        """Are these tensors, which belong together, in the file?  One alone asks for the others: a file that lost some
+        would compute something else."""
+        return any(map(self.has, names)) or None
+
     def ignore(self, *names):
         """These tensors change nothing."""
         self._used.update(names)
@@ -54,7 +59,8 @@ class Loader:
     def rope_factors(self, rope):
         """The tensor of factors of a Rope, or None."""
         n_factors = rope.n_factors or rope.n_dims // 2
-        factors = [self.want(n, n_factors, optional=True) for n in (rope.factors, *rope.unused) if n]
+        names = [n for n in (rope.factors, *rope.unused) if n]
+        factors = [self.want(n, n_factors, optional=not self.all_or_none(*names)) for n in names]
         return factors[0] if factors else None
 
     def norm(self, name, kind, *ne):
@@ -160,8 +166,8 @@ class Block:
     ffn_norm: str = "ffn_norm"
     ffn_post: str = ""
     parallel: bool = False
-    residual_scale: float = 0.0         # of what mixer and feed_forward add; 0: none
-    post_eps: float = 0.0               # of the norms after mixer and feed_forward; 0: as of the others
+    residual_scale: float = 0.0         # factor of what mixer and feed_forward add; 0: none
+    post_eps: float = 0.0               # epsilon of the norms after mixer and feed_forward; 0: as the others'
     output_transform: Any = None        # a piece that takes what mixer and feed_forward made of x
 
     def load(self, loader, p):

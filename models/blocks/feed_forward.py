@@ -43,11 +43,11 @@ class Dense:
     n_ff: int
     act: str = "swiglu"
     fused: bool = False                 # gate and up are one tensor, ffn_up
-    bias: bool | None = None            # of all matrices: must be there, must not, may
-    suffix: str = ""                    # of the tensors' names
-    out_bias: bool | None = None        # of ffn_down, where it differs
+    bias: bool | None = None            # biases of all matrices: True: required, False: refused, None: optional
+    suffix: str = ""                    # suffix of the tensors' names
+    out_bias: bool | None = None        # the same for ffn_down, where it differs
     shape: tuple = ()                   # numbers of act: alpha_n, alpha_p, beta, eps of xielu; the limit; situ's betas
-    cutoff: float | None = None         # of gates, in standard deviations
+    cutoff: float | None = None         # cutoff of gates, in standard deviations
     sub_norm: bool = False              # what Wdown reads is normed before
     scaled: bool = False                # matrices may have a factor
 

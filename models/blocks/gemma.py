@@ -141,7 +141,7 @@ class StreamsBlock:
     feed_forward: object
     layer_input: LayerInput
     n_streams: int
-    rank: int                           # of the low-rank layer
+    rank: int                           # rank of the low-rank layer
     NORMS = "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "laurel_post_norm", "altup_router_norm"
 
     def load(self, loader, p):

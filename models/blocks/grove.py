@@ -19,7 +19,7 @@ I32, F32 = BY_NAME["i32"], BY_NAME["f32"]
 @dataclasses.dataclass(frozen=True)
 class Grove:
     experts: Mixture
-    n_ff: int                           # of the small experts
+    n_ff: int                           # feed-forward length of the small experts
     n_each: int                         # experts that share a small one
     scale: float
 

@@ -11,13 +11,13 @@ from ggjit.ops.core.whole_numbers import is_whole
 
 ROPE_NORMAL, ROPE_NEOX = 0, 2   # pairs of neighbours; pairs half a head apart
 MAX_CTX = (1 << 31) - 1         # positions are int32
-MAX_EPS = 1.0                   # of a norm; models have 1e-12 to 1e-3
+MAX_EPS = 1.0                   # largest epsilon of a norm; models have 1e-12 to 1e-3
 MAX_LAYERS = 1 << 16            # of which a list is made; files have at most as many tensors
 ROPE_BASES = 1.0, 1e15          # models have 1e3 to 1e9; up to 1 the angles of later pairs grow instead of shrinking
-SCALES = 1e-6, 1e6              # factors that models state
-NON_ROTARY_FACTOR = 1e30        # a factor that leaves nothing of an angle
-MAX_BETA = 1e6                  # of YaRN's numbers of rotations
-ROPE_KINDS = "none", "linear", "yarn", "longrope"       # of scaling
+SCALES = 1e-6, 1e6              # range of the scale factors in files
+NON_ROTARY_FACTOR = 1e30        # dividing by it makes an angle 0
+MAX_BETA = 1e6                  # largest beta of YaRN, a number of rotations
+ROPE_KINDS = "none", "linear", "yarn", "longrope"       # kinds of RoPE scaling
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
@@ -146,7 +146,7 @@ class HParams:
         return tensor in self.file.tensors
 
     def require(self, tensor):
-        """Errors: ModelError, where the file has no such tensor."""
+        """Check that the file has the tensor.  Errors: ModelError."""
         if not self.has(tensor):
             raise ModelError(f"{self.file.path}: tensor {tensor!r} is missing, the {self.file.arch} architecture needs "
                              f"it; convert the model again")

@@ -23,8 +23,8 @@ class Indexer:
     d_head: int
     n_top: int
     q_rank: int
-    rope: Rope                          # of the first numbers of a head
-    eps: float                          # of the norm of k
+    rope: Rope                          # RoPE of the first numbers of a head
+    eps: float                          # epsilon of the norm of k
     shared: bool = False                # this layer looks at what the layer before looked at
 
     def cache(self, sizes):

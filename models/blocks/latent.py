@@ -19,7 +19,7 @@ from ggjit.models.blocks.indexer import Indexer
 @dataclasses.dataclass(frozen=True)
 class Latent:
     n_head: int
-    d_key: int                          # of a head: nope and rope
+    d_key: int                          # length of a head of keys: the part without RoPE and the part with it
     d_value: int
     kv_rank: int
     q_rank: int                         # 0: Wq in one piece
@@ -28,7 +28,7 @@ class Latent:
     absorbed: bool
     temperature: bool = False           # queries are scaled by position: input "temperature"
     d_shared: int = 0                   # without RoPE: of a head, the part that would be rotated
-    gate: str = ""                      # of attention.GATES: o * act(attn_gate n)
+    gate: str = ""                      # a name in attention.GATES: the result is o * act(attn_gate n)
     gate_by_head: bool = False          # that gate is one number for each head
     indexer: Indexer | None = None      # which keys a token looks at; None: all
     window = 0

@@ -19,7 +19,7 @@ from ggjit.models.blocks.short_conv import state
 class Lightning:
     n_head: int
     d_head: int
-    part: float                         # of the slopes in this layer
+    part: float                         # share of the slopes that this layer has
 
     def cache(self, sizes):
         return [state(sizes, 0, self.d_head * self.d_head * self.n_head)]

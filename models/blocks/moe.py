@@ -23,7 +23,7 @@ from ggjit.tensors.tensor import Tensor
 SMALLEST_SUM = 6.103515625e-5           # of the picked probabilities: the smallest normal float16, as in llama.cpp
 MAX_SCALE = 1e6
 SOFTMAX, SIGMOID, SOFTMAX_OF_PICKED = 1, 2, 3                   # expert_gating_func
-OAI_ALPHA, OAI_LIMIT = 1.702, 7.0       # of gpt-oss's clamped SwiGLU
+OAI_ALPHA, OAI_LIMIT = 1.702, 7.0       # parameters of gpt-oss's clamped SwiGLU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Experts:
     up: Tensor
     down: Tensor
     n_used: int
-    scale: float                        # of the weights; 0: none
+    scale: float                        # factor of the weights; 0: none
     gating: int = SOFTMAX
     normed: bool = True                 # are the weights of the picked experts divided by their sum?
     pick_bias: Any = None               # added to p where experts are picked, not to their weights
@@ -43,8 +43,8 @@ class Experts:
     biases: Any = None                  # (of router, gate, up, down)
     act: str = "swiglu"
     adapters: tuple = ((), (), (), ())  # (A, B, factor) of each LoRA adapter of router, gate, up, down
-    factors: Any = None                 # of what each expert gives, [n_expert]
-    shape: tuple = ()                   # numbers of act, as Dense has them
+    factors: Any = None                 # factors of the results of each expert, [n_expert]
+    shape: tuple = ()                   # parameters of act, as in Dense.shape
     before: bool = False                # are tokens weighted before the experts, instead of what these give?
 
 
@@ -67,13 +67,13 @@ class Mixture:
     n_groups_used: int = 1
     biased: bool = False
     act: str = "swiglu"
-    shape: tuple = ()                   # numbers of act, as Dense has them
+    shape: tuple = ()                   # parameters of act, as in Dense.shape
     n_latent: int = 0                   # numbers that experts read and give; 0: n_embd
     latent: str = "latent"              # tensors ffn_latent_down, ffn_latent_up; a norm between, where the file has one
     shared: Dense | None = None         # an expert that all tokens pass
     shared_gate: bool = False           # the shared expert's result is weighted with a sigmoid
     before: bool = False                # tokens are weighted before the experts, instead of what these give
-    sum_scale: float = 0.0              # of the sum with the shared expert; 0: none
+    sum_scale: float = 0.0              # factor of the sum with the shared expert; 0: none
 
     def cache(self, sizes):
         return []

@@ -52,7 +52,7 @@ class TimeMix:
         for n, rank in zip("wavg", self.ranks, strict=True):
             if not rank:
                 continue
-            if n == "v" and first:                      # its v is what later layers move towards
+            if n == "v" and first:                      # later layers mix their v with the v of the first
                 loader.ignore(*(f"{p}v{j}.weight" for j in range(3)))
                 continue
             w[n + "1"], w[n + "2"] = want(f"{p}{n}1.weight", d, rank), want(f"{p}{n}2.weight", rank, d)
@@ -115,7 +115,7 @@ class TimeMix6:
     mix_rank: int
     decay_rank: int
     linear: bool = False                # RWKV 6 out of Qwen 2: gated linear attention
-    bias: bool | None = False           # of receptance, key, value
+    bias: bool | None = False           # biases of receptance, key and value: True: required, False: refused
 
     def cache(self, sizes):
         return [state(sizes, 0, sizes.n_embd), state(sizes, 1, sizes.n_embd * self.d_head)]
@@ -178,7 +178,7 @@ class TimeMix6:
 class ChannelMix:
     """Its input is the token before, too, so that every token passes it."""
     n_ff: int
-    gated: bool = False                 # RWKV 6
+    gated: bool = False                 # a gate multiplies the result (RWKV 6)
     looks_back = True
 
     def cache(self, sizes):

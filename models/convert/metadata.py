@@ -467,7 +467,7 @@ def nomic_bert(w, c, gguf):
             c.refuse(f"{key} is {c.get(key)!r}")
     bert(w, c, gguf)
     if c.get("n_positions") == 8192 and c.get("max_trained_positions", default=2048) == 2048:
-        w.add_context_length(2048)      # what it was trained for
+        w.add_context_length(2048)      # the context length the model was trained for
 
 
 def modern_bert(w, c, gguf):
@@ -479,7 +479,7 @@ def modern_bert(w, c, gguf):
     w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     w.add_vocab_size(c["vocab_size"])
     act = c.get("hidden_activation", default="gelu")
-    if act != "gelu":                   # what a reader takes
+    if act != "gelu":                   # readers assume GELU where the key is missing
         w.add_string(f"{w.arch}.hidden_activation", act)
 
 

@@ -294,7 +294,7 @@ def rwkv7_change(c, name, x):
         return [ConvertedTensor(f"blk.{number}.time_mix_lerp_fused.weight", (1, 1, x.shape[-1]), (x.reshape(1, 1, -1),),
                                 index=RWKV_MIXED.index(part[2]))]
     if part[:2] in ("v0", "v1", "v2") and number == "0":
-        return []                       # not used there
+        return []                       # the network does not use this tensor
     x = x.reshape([n for n in x.shape if n > 1] or [1])
     low = re.fullmatch(r"([wavg])([012])(\.weight)?", part)
     if low:

@@ -3,5 +3,3 @@
 One file per family.  A description reads the metadata it depends on; what it does not read, and what changes the
 result, is refused by networks/strict.py.  registry.py collects them.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

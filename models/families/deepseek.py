@@ -11,7 +11,7 @@ from ggjit.models.blocks.latent import Latent
 from ggjit.models.blocks.moe import SIGMOID, gating, groups
 from ggjit.models.families.experts import after_dense, routed
 
-GLM_EPS = 1e-6                          # of the indexer's norm
+GLM_EPS = 1e-6                          # epsilon of the indexer's norm
 GLM_5_2_CONTEXT = 1 << 20               # from 5.2 on some layers have no indexer
 
 

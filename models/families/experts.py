@@ -14,7 +14,7 @@ from ggjit.models.blocks.hparams import LONG, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.moe import SIGMOID, SOFTMAX, DenseBesideExperts, gating, groups, mixture
 from ggjit.models.families.common import rotated
 
-OCR_BASE = 10000.0              # of DeepSeek-OCR's RoPE
+OCR_BASE = 10000.0              # base of DeepSeek-OCR's RoPE
 CHUNK = 8192                    # positions that LLaMA 4's layers with RoPE look at; its files do not say
 MAVERICK = 128                  # experts of the LLaMA 4 without norms of queries and keys
 
@@ -87,7 +87,7 @@ def afmoe(hparams):
 
 def grok(hparams):
     """Soft caps, norms before and after, experts with a GELU gate; Grok 2 has a dense network beside them."""
-    # read by llama.cpp, but not used
+    # llama.cpp reads this key and does not use it
     hparams.ignore("router_logit_softcapping", "attention.temperature_length", "rope.scaling.yarn_attn_factor")
     sizes, softcap = hparams.heads(), hparams.scale("attn_logit_softcapping", 30.0)
     rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="", beta_fast=8.0)
@@ -220,7 +220,7 @@ def dbrx(hparams):
 
 
 def hy_v3(hparams):
-    """Norms of heads, a shared expert; layers without a router are dense."""
+    """Queries and keys have norms for each head; one expert is shared; layers without a router are dense."""
     hparams.leave_predicting()
     hparams.ignore("leading_dense_block_count", "expert_shared_count", "feed_forward_length")
     attention = rotated(hparams, ROPE_NEOX, qk_norm="rms")

@@ -14,13 +14,13 @@ from ggjit.models.blocks.moe import SOFTMAX_OF_PICKED, mixture
 from ggjit.models.families.common import described, rotated
 from ggjit.models.families.llama import dense_or_experts
 
-BAICHUAN_13B = 40               # layers
+BAICHUAN_13B = 40               # number of layers by which Baichuan 13B is told from 7B
 POSTS = {"attn_post": "post_attention_norm", "ffn_post": "post_ffw_norm"}
 
 
 def phi3(hparams):
     """Fused matrices; RoPE has factors for contexts up to the trained one, and others beyond."""
-    hparams.ignore("attention.sliding_window")          # llama.cpp looks at everything, too
+    hparams.ignore("attention.sliding_window")          # llama.cpp ignores the window, too
     attention = rotated(hparams, ROPE_NEOX, LONG, fused=hparams.has("blk.0.attn_qkv.weight"), out_bias=False)
     return described(hparams, attention, Dense(hparams.n_ff, fused=True, bias=False))
 

@@ -11,5 +11,3 @@
     whisper_file.py     whisper.cpp's form, as if it were a GGUF; ct2_file.py: CTranslate2's
     sound.py            recordings of any length, format and rate
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

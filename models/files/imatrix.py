@@ -151,7 +151,7 @@ def _from_dat(path):
         if not n_values:
             raise BadFile(f"{path}: {name!r} has no values; make the imatrix again")
         sums[name] = ImportanceSums(values, np.array([max(n_calls, 1)], np.float32))
-    if pos + 8 > len(data):             # files of old versions end here
+    if pos + 8 > len(data):             # older versions of the format end here
         return Imatrix(sums, path=path)
     n_chunks = number("the number of chunks")
     dataset = take(number("the data set"), "the data set").decode("utf-8", "replace")

@@ -313,7 +313,7 @@ def _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, for
             raise ParamError(f"{file.path}: tensor {info.name!r} has rows of {info.ne[0]}, no multiple of {e.type!r}'s "
                              f"block of {e.type.block}; choose another type")
     new = {key: _same_kind(file, key, value) for key, value in set_keys.items()}
-    # without the key a reader takes the default
+    # readers take the default where the key is missing
     align = alignment(set_keys.get(ALIGNMENT, DEFAULT_ALIGNMENT if ALIGNMENT in remove_keys else file.alignment))
     paths = write_gguf(out, _metadata(file, new, remove_keys), parts_of(entries, _part_size(max_nbytes)), align, force,
                        "writing" if progress else None)

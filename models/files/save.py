@@ -202,7 +202,7 @@ def _padded(nbytes, align):
 
 
 def _header(metadata, entries, align):
-    """All that comes before the data, padding included."""
+    """The bytes of the file before the tensors' data, padding included."""
     out = [MAGIC, struct.pack("<IQQ", VERSION, len(entries), len(metadata))]
     for key, (kind, raw) in metadata.items():
         out += [_text(key, "key", MAX_KEY_NBYTES), struct.pack("<I", kind), raw]

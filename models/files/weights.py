@@ -19,7 +19,7 @@ class Weights:
 
     def __init__(self, file, device):
         self.file, self.ctx = file, Context()
-        self.buffers = []               # of each part of the file
+        self.buffers = []               # a buffer for each part of the file
         for part in file.parts:
             self.buffers.append(device.buffer_from_host_ptr(part.map(), read_only=True))
             self.buffers[-1].usage = USAGE_WEIGHTS

@@ -1,8 +1,8 @@
 """Networks on the engine.
 
-    load.py             load_model: a GGUF file -> the network of its architecture
+    load.py             load_model: a GGUF file -> the network of its architecture; load_options.py: what is asked for
     network.py          what the architectures share: weights, plans by shape, ids
-    decoder_graph.py    decoders as graphs, from a description; decoder.py: texts that they read and continue
+    decoder.py          texts that are read and continued; decoder_graph.py: weights, caches and parts of its graphs
     kv_cells.py         rows of the caches; context_shift.py: tokens that are dropped; saved_state.py: a text as bytes
     encoder.py          encoders; t5.py: an encoder and a decoder
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn
@@ -15,5 +15,3 @@
     finetune.py         LoRA adapters trained; training.py: the loss as a graph
     peak.py             the peak memory of a model, measured without loading it
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

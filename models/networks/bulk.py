@@ -23,8 +23,8 @@ from ggjit.models.networks.load import EMBEDDED, load_model
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError, TypeMismatch, extra
 from ggjit.ops.core.whole_file import whole_file
 
-N_PART = 32                     # texts of a part
-PARTS_AHEAD = 2                 # parts that a worker has waiting: it never runs dry
+N_PART = 32                     # number of texts in a part
+PARTS_AHEAD = 2                 # parts queued at a worker, so that it is never idle
 MAX_PART = 1 << 16
 
 
@@ -131,7 +131,7 @@ class BulkTask:
     path: str
     stamp: str
     load: dict          # options of load_model
-    options: dict       # of the task
+    options: dict       # options of the task
 
 
 def _here(job, parts, todo):
@@ -206,7 +206,7 @@ def _stamp(path):
 
 @functools.lru_cache(maxsize=16)
 def _hashed(path, size, *changed):
-    """Computed again when the file was changed."""
+    """The hash of the file's contents, computed anew when the file was changed."""
     with open(path, "rb") as f:
         return f"{size}-{hashlib.file_digest(f, functools.partial(hashlib.blake2b, digest_size=16)).hexdigest()}"
 

@@ -1,33 +1,159 @@
-"""Decoders: texts that are read and continued, over the graphs of decoder_graph.py.
+"""Decoders: texts that are read and continued; weights, caches and parts of their graphs are in decoder_graph.py.
 
 A text is the ids that were read and the cache rows that hold what the layers know of them (networks/kv_cells.py).
 """
+import math
+
 import numpy as np
 
+import ggjit as gg
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
-from ggjit.models.core.checks import integer
+from ggjit.models.blocks.description import Scope
+from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
+from ggjit.models.core.checks import integer, one_of
+from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks import context_shift, saved_state
-from ggjit.models.networks.decoder_graph import DecoderGraph
+from ggjit.models.networks import decoder_graph as graphs
+from ggjit.models.networks.kv_cells import KVCells
+from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.network import Network
 from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.progress import counted
+from ggjit.ops.core.types import BY_NAME
+
+KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0")
+MAX_SEQS = 256                          # texts at once
 
 
-class Decoder(DecoderGraph):
+class Decoder(Network):
     """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`, `m.chat(messages)`."""
     cache_owner = None                  # mark of the Generation whose text is in the cache
+    N_SEQS = 8                          # texts at once, where n_seqs does not say
 
+    def __init__(self, file, options=None):
+        """options: LoadOptions.  Errors: ParamError."""
+        options = self.options = LoadOptions() if options is None else options
+        self.flash = bool(options.flash)
+        self.n_batch = integer("n_batch", options.n_batch, 1, MAX_CTX)
+        self.n_seqs = integer("n_seqs", self.N_SEQS if options.n_seqs is None else options.n_seqs, 1, MAX_SEQS)
+        self.kv_type = BY_NAME[one_of("kv_type", str(options.kv_type).upper(), KV_TYPES).lower()]
+        self.rope_changes = rope_options(options.rope)
+        super().__init__(file, options)
+
+    # ------------------------------------------------------------ loading
     def _load(self):
-        super()._load()
+        hparams = HParams(self.file, rope=self.rope_changes)
+        self.n_embd, self.n_layer, self.n_ctx_train = hparams.n_embd, hparams.n_layer, hparams.n_ctx_train
+        self.n_ctx = hparams.n_ctx = graphs.context_size(self)
+        self.description = DECODERS[self.file.arch](hparams)
+        self.n_layer, self._n_left = len(self.description.blocks), hparams.n_predicting
+        graphs.check_positions(self)
+        self.n_batch = min(self.n_batch, self.n_ctx)
+        graphs.check_kv_type(self)
+        self.cells = KVCells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, graphs.mask_values(self),
+                             self.description.chunked)
+        self._load_weights()
+        graphs.make_cache(self)
         self.reset()
+
+    def _load_weights(self):
+        graphs.load_weights(self)
+
+    def _reserve(self):
+        """For the largest graph, so that the arena never has to move."""
+        (self.scheduler or self._allocator).reserve(self.largest_graph())
+
+    def _matrices(self):
+        return self._products
+
+    def _kept_nbytes(self, layer):
+        cache = self.description.blocks[layer].cache(graphs.cache_sizes(self))
+        return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
+
+    @property
+    def kv_nbytes(self):
+        """Bytes of the KV cache."""
+        return self.kv_buffer.size
 
     def free(self):
         super().free()
         self.cache_owner = None
+        if hasattr(self, "kv_buffer"):
+            self.kv_ctx.free()
+            self.kv_buffer.free()
+
+    # ------------------------------------------------------------ graphs
+    def _build(self, ctx, shape):
+        if shape[0] == context_shift.NAME:
+            return context_shift.rotation_graph(self, ctx, shape[1:])
+        n_tokens, n_kv, n_out, hidden, n_seqs = (*shape, *(False, 1)[len(shape) - 3:])
+        about = self.description
+        inputs = self._inputs(n_tokens, n_kv, n_out, n_seqs)
+        leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
+        g = Scope(leaf, n_tokens, n_kv, about.eps, self._flash, self.cache, n_seqs,
+                  whole=self._hooks.wanted is not None)
+        x = graphs.through_blocks(self, g, graphs.embedded(self, g), leaf.get("out_rows"))
+        x = gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
+        return inputs, (x if hidden else graphs.logits(self, x)), *g.states
+
+    def _inputs(self, n_tokens, n_kv, n_out, n_seqs):
+        return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs)
+
+    def largest_graph(self, all_logits=False):
+        """A full batch that ends at the last cache row: what the compute arena is made for."""
+        n = min(self.n_batch, self.n_ctx)
+        return self.graph(n, self.cells.most, n if all_logits else min(n, self.n_seqs))
+
+    def _common_shapes(self):
+        """Decode, a short and a long prompt."""
+        return [(n, self.cells.rounded(n), 1, False, 1) for n in (1, 4, 64) if n <= self.n_ctx]
+
+    def _later_shapes(self):
+        """A prompt is followed by single tokens."""
+        return self._common_shapes()[:1]
+
+    def _compared_shapes(self):
+        cached = bool(self.description.windows)
+        return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]
+
+    # ------------------------------------------------------------ a batch
+    def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False):
+        step = self._filled(runs, state_rows, all_rows, hidden)
+        with oom_guard("hidden states" if hidden else "logits"):
+            return step.run().reshape(-1, self.n_embd if hidden else self.n_vocab).copy()
+
+    def _filled(self, runs, state_rows, all_rows=False, hidden=False):
+        """The planned graph for a batch, with its inputs."""
+        n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
+        step = self._step((n, self.cells.n_kv(runs), n if all_rows else n_runs, hidden,
+                           n_runs if self.recurrent else 1))
+        self._fill(step.inputs, runs, state_rows)
+        return step
+
+    def _fill(self, inputs, runs, state_rows):
+        at, tokens, positions = 0, inputs["tokens"], inputs.get("positions")
+        for text, ids in runs:
+            n, past = len(ids), len(text.ids)
+            end = at + n
+            tokens[at:end] = ids
+            if positions is not None:
+                if n == 1:
+                    positions[at] = past
+                else:
+                    positions[at:end] = np.arange(past, past + n)
+            if "temperature" in inputs:
+                inputs["temperature"][at:end, 0, 0] = self.description.temperatures(past, n)
+            self.cells.place(inputs, at, text, n)
+            at = end
+        if self.recurrent:
+            inputs["state_row"][:], inputs["next_state_row"][:] = [text.state_row for text, _ in runs], state_rows
+        if "out_rows" in inputs:
+            inputs["out_rows"][:] = np.cumsum([len(ids) for _, ids in runs]) - 1
 
     # ------------------------------------------------------------ the text
     def reset(self):

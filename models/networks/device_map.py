@@ -26,8 +26,8 @@ from ggjit.ops.matmul.mul_mat import mul_mat
 from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 
-PROBE_NE = 2048, 4096           # of the matrix whose product is timed
-PROBE_SHARE = 8                 # it takes at most such a part of the free memory
+PROBE_NE = 2048, 4096           # size of the matrix whose product is timed
+PROBE_SHARE = 8                 # the matrix takes at most this part of the free memory
 N_PROBES = 3
 OUTPUT = "output"
 ROOM = 0.85                     # of free memory for weights and caches; the rest is for computing
@@ -81,7 +81,7 @@ class DeviceMap:
         self._network = network
         self._shares = [DeviceShare(b, 0) for b in _backends(devices)]
         self._placement = None      # {layer or OUTPUT: backend}, None: not settled yet
-        self.seconds = None         # what the last token took
+        self.seconds = None         # seconds that the last token took
 
     @property
     def gpus(self):
@@ -115,7 +115,7 @@ class DeviceMap:
         for share in sorted(self._shares, key=lambda s: -s.nbytes_per_second):
             room = ROOM * share.free_nbytes
             if todo and todo[0] == OUTPUT and sizes[OUTPUT][0] > room:
-                todo.pop(0)             # it stays with the driver
+                todo.pop(0)             # the output matrix stays with the driver
             while todo and share.held_nbytes + sizes[todo[0]][0] <= room:
                 k = todo.pop(0)
                 self._placement[k] = share.backend

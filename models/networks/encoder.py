@@ -47,7 +47,7 @@ class Encoder(Network):
         self.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in enumerate(about.blocks)]
         self.projections = [loader.want(name + ".weight", *ne) for name, *ne in about.projections]
         self._products = [*loader.matrices, *self.projections]
-        loader.ignore("output.weight")              # of a decoder that the encoder was made of
+        loader.ignore("output.weight")              # left from the decoder that the encoder was made from
 
     def _pooling(self, hparams):
         kind = hparams.get("pooling_type", MEAN, int)
@@ -93,7 +93,7 @@ class Encoder(Network):
 
     def _constants(self, n):
         about, at = self.description, np.arange(n, dtype=np.int32)
-        apart, out = at[None, :] - at[:, None], {}              # of key and query
+        apart, out = at[None, :] - at[:, None], {}              # distance of key and query
         if about.rotates and not about.positions:
             out["positions"] = at
         for window in about.windows:

@@ -34,7 +34,7 @@ from ggjit.sched.scheduler import Scheduler
 LOGITS_MAGIC = b"_logits_"
 N_CTX = 512
 SMALLEST_LOG_P = 16             # in a file of log-probabilities, below the largest
-LEAST_N_CTX = 32                # less tells nothing of a text
+LEAST_N_CTX = 32                # shorter contexts say nothing about a text
 
 
 # ---------------------------------------------------------------- chunks

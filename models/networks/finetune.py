@@ -35,7 +35,7 @@ from ggjit.train.optimizers import AdamW
 from ggjit.train.training import Training, uninterrupted
 
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-MAX_TRIES = 4                   # of a smaller arena, where planning itself took memory
+MAX_TRIES = 4                   # tries with a smaller arena, where planning itself took memory
 SLACK, SLACK_NBYTES = 0.005, 4 << 20    # for small arrays that come and go
 KERNELS_NBYTES = 40 << 20       # that planning and loaded kernels take at most, not known while nothing is planned
 
@@ -94,7 +94,7 @@ class _FittingTraining:
             if limit is not None:
                 free = limit - resident_nbytes() - network.weights.nbytes - SLACK_NBYTES
                 budget = free if budget is None else budget - k * (self.peak - limit) - SLACK_NBYTES
-            self.training = None                        # its arena goes before the next one comes
+            self.training = None                        # the old arena is freed before the next one is made
             gc.collect()
             try:
                 self.training = make(None if budget is None else max(budget, 1))

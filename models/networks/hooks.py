@@ -26,7 +26,7 @@ import numpy as np
 
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
-from ggjit.ops.core import host_memory
+from ggjit.ops.core import machine
 from ggjit.ops.core.errors import GgjitError, OutOfMemory, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.host_memory import empty
 from ggjit.ops.core.record import OP, VIEW_OPS
@@ -319,7 +319,7 @@ class TokenRows:
     def add(self, a):
         """The values of one run."""
         spec = self._spec
-        if spec.token_axis is None:         # as many rows as the step had texts
+        if spec.token_axis is None:         # the tensor has one row for each text of the step
             a, self._n, self._row, self._a = a[None], 0, list(a.shape), None
         else:
             a = np.moveaxis(a, spec.token_axis, 0)
@@ -415,7 +415,7 @@ def _nameless():
 
 def available_nbytes():
     """Bytes of memory that can be had without swapping; where the system does not say, more than there is."""
-    return host_memory.available_nbytes() or 1 << 62
+    return machine.available_nbytes() or 1 << 62
 
 
 def free_nbytes():

@@ -355,7 +355,7 @@ class Capturing(collections.abc.Mapping):
 
     def __exit__(self, *exc):
         self._network._end(self._keeping)
-        self._network = None                    # what was kept does not keep the weights
+        self._network = None                    # captured values must not keep the weights alive
         for rows in self._keeping.rows.values():
             rows.close()
 

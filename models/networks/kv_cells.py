@@ -169,7 +169,7 @@ class KVCells:
         for window, rows, mask, values in self._windows:
             mapping, mask = text.mappings[window], inputs[mask]
             seen = max(past - window + 1, 0) if window else 0
-            if mapping.first == 0 and end <= mapping.n:         # rows are positions
+            if mapping.first == 0 and end <= mapping.n:         # row numbers equal positions
                 if n == 1:
                     inputs[rows][at] = past
                     mask[at] = values[lowest:lowest + mask.shape[1]]

@@ -1,21 +1,17 @@
 """load_model: a GGUF file -> the network its architecture names."""
 import os
 import pathlib
-import time
 
 from ggjit.core.arguments import typed_call
-from ggjit.models.blocks.hparams import ROPE_OPTIONS
-from ggjit.models.core.checks import known_options
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import Encoder
+from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.t5 import T5
 from ggjit.models.networks.whisper import Whisper
 from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 
-LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash", "n_seqs", *ROPE_OPTIONS)
-OPTIONS = (*LLAMA_OPTIONS, "repack")
 EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
 # {general.architecture: class}
 ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder), "t5": T5, "whisper": Whisper}
@@ -25,16 +21,14 @@ NO_MODELS = {"adapter": "an adapter, which changes a model: load the model with 
              "imatrix": "importances for `ggjit quantize --imatrix`, no model"}
 
 
-def network_of(file, options, **kw):
-    """The network of an opened file; those of LLAMA_OPTIONS that its architecture has no use for are left out."""
+def network_of(file, options):
+    """The network of an opened file with these LoadOptions."""
     if other := NO_MODELS.get(str(file.metadata.get("general.type"))):
         raise ModelError(f"{file.path}: {other}")
     if file.arch not in ARCHITECTURES:
         raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: "
                          f"{', '.join(ARCHITECTURES)}")
-    if not ARCHITECTURES[file.arch].CAUSAL:
-        options = {k: v for k, v in options.items() if k not in LLAMA_OPTIONS}
-    return ARCHITECTURES[file.arch](file, **options, **kw)
+    return ARCHITECTURES[file.arch](file, options)
 
 
 @typed_call
@@ -63,11 +57,11 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     Errors: BadFile (a broken file), ModelError (an architecture, tensor or type we cannot run), ParamError (options);
     nothing stays loaded after an error.
     """
-    t0 = time.perf_counter()
     path = EMBEDDED if path is None else path
     if not isinstance(path, str | os.PathLike):
         raise TypeMismatch(f"load_model takes the path of a GGUF file, got {type(path).__name__}")
-    known_options("load_model", options, OPTIONS)
+    options = LoadOptions.of(options, backend=backend, n_threads=n_threads, reserve=reserve, n_gpu_layers=n_gpu_layers,
+                             cpu_moe=cpu_moe, strict=strict, lora=lora, devices=devices)
     if devices is not None and (n_gpu_layers is not None or cpu_moe):
         raise ParamError("devices chooses the layers of each device; leave out n_gpu_layers and cpu_moe")
     if "NULL" in str(backend).upper():
@@ -75,6 +69,4 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     file = GGUFFile(path)
     if validate:
         file.validate()
-    return network_of(file, options, backend=backend, n_threads=n_threads, load_start=t0, reserve=reserve,
-                      n_gpu_layers=n_gpu_layers, cpu_moe=cpu_moe, strict=strict, lora=lora,
-                      devices=devices)
+    return network_of(file, options)

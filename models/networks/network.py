@@ -17,6 +17,7 @@ from ggjit.models.networks.device_map import DeviceMap
 from ggjit.models.networks.hooks import Hooks
 from ggjit.models.networks.inside import Inside
 from ggjit.models.networks.layout import repacked
+from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
@@ -58,14 +59,15 @@ class Network(Inside):
     CAUSAL = True                   # does attention look back only?
     flash = True                    # may one kernel compute attention?
 
-    def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
-                 cpu_moe=False, repack=None, strict=True, lora=(), devices=None):
-        t0 = load_start or time.perf_counter()
+    def __init__(self, file, options=None):
+        """options: LoadOptions."""
+        options = LoadOptions() if options is None else options
+        repack, n_gpu_layers, devices = options.repack, options.n_gpu_layers, options.devices
         if repack is not None and not isinstance(repack, bool | np.bool_):
             raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
         self.file = file
-        self.backend, gpu = choose_backends(backend, n_threads, n_gpu_layers)
-        self.offload = offload(gpu, n_gpu_layers, HParams(file).n_layer, cpu_moe) if devices is None else \
+        self.backend, gpu = choose_backends(options.backend, options.n_threads, n_gpu_layers)
+        self.offload = offload(gpu, n_gpu_layers, HParams(file).n_layer, options.cpu_moe) if devices is None else \
             DeviceMap(devices, self)
         self.scheduler = None
         self.weights = Weights(file, self.backend.device)
@@ -76,24 +78,24 @@ class Network(Inside):
         self._tokenizer = None
         self._allocator = GraphAllocator(self.backend)
         try:
-            self.weights.adapters = adapters_of(lora, file, self.backend.device)
+            self.weights.adapters = adapters_of(options.lora, file, self.backend.device)
             self._load()
             self.scheduler = scheduler_of(self.backend, self.offload.gpus)
             self._check_vocabulary()
             for adapter in self.weights.adapters:
                 adapter.refuse_unused()
-            if strict:
+            if options.strict:
                 refuse_unused(file, self.weights.used, self.CAUSAL)
             self._repack(repack)
             for gpu in self.offload.gpus:
                 for part in (self.weights, *self.weights.adapters):
                     part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
-            if reserve:
+            if options.reserve:
                 self._reserve()
         except BaseException:
             self.free()
             raise
-        self.load_seconds = time.perf_counter() - t0
+        self.load_seconds = time.perf_counter() - options.started
 
     def _repack(self, asked, move=True):
         """move=False: only the places are given, for a process that compiles and computes nothing."""

@@ -18,6 +18,7 @@ from ggjit.core.arguments import nearest
 from ggjit.models.files.gguf import TensorInfo
 from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.load import network_of
+from ggjit.models.networks.load_options import LoadOptions
 from ggjit.ops.core.errors import BadFile, ModelError
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import BY_NAME
@@ -96,8 +97,9 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
     cache, compute arena and kernel work apart.
     """
     t0 = time.perf_counter()
-    options = dict(n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type, repack=repack)
-    with network_of(_file(model), options, backend="NULL", strict=strict) as m:
+    options = LoadOptions(backend="NULL", strict=strict, repack=repack, n_ctx=n_ctx, n_batch=n_batch, flash=flash,
+                          kv_type=kv_type)
+    with network_of(_file(model), options) as m:
         graph = m.largest_graph(all_logits)
         report = measured(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path),
                           what_if=checked(what_if), compared=True, repacked=m.weights.repacked)
@@ -133,7 +135,7 @@ def explore_model(model, n_ctx=(None,), n_batch=(1, 128, 512), flash=(False, Tru
     def build(n_ctx, n_batch, flash):
         while networks:                             # its graph has been measured
             networks.pop().free()
-        m = network_of(file, dict(n_ctx=n_ctx, n_batch=n_batch, flash=flash), backend="NULL", strict=strict)
+        m = network_of(file, LoadOptions("NULL", strict=strict, n_ctx=n_ctx, n_batch=n_batch, flash=flash))
         networks.append(m)
         return m.largest_graph(), {"weights": m.weights.nbytes, "KV cache": getattr(m, "kv_nbytes", 0)}
     try:

@@ -16,6 +16,7 @@ from ggjit.core.html_repr import PlotRepr, escape
 from ggjit.graphs.graph import Graph
 from ggjit.models.blocks.description import Scope
 from ggjit.models.core.checks import integer
+from ggjit.models.networks import decoder_graph
 from ggjit.models.networks.hooks import layer_of
 from ggjit.ops.core.errors import GgjitError, NotSupported, ParamError, extra
 from ggjit.tensors.context import Context
@@ -200,7 +201,7 @@ def hidden_states(network, ids):
 
 
 def logit_lens(network, ids, top):
-    """LogitLens of a text.  Errors: NotSupported, for a network without logits."""
+    """The LogitLens of a text.  Errors: NotSupported for a network without logits."""
     if not network.CAUSAL:
         raise NotSupported(f"{network.file.arch} models have no logits: what a layer would say is not defined; "
                            f"hidden_states shows the layers")
@@ -233,7 +234,7 @@ class Head:
         with self._ctx:
             g = Scope({}, LENS_TOKENS, 0, about.eps, network.flash, None)
             x = g.norm(gg.from_numpy(self._ctx, self._states, "states"), about.norm, network.out_norm)
-            self._logits = network._logits(x)
+            self._logits = decoder_graph.logits(network, x)
         self._plan = network._plan(Graph(self._logits))
 
     def __call__(self, states):

@@ -26,10 +26,13 @@ ENCODE = "encode"                       # of the graph's shape: (ENCODE, tokens)
 class T5(Decoder):
     """`m.encode(text)`, then `m.decode(ids)`; `m.generate(text)` does both.  One text at a time."""
 
-    def __init__(self, file, backend="CPU", n_threads=None, n_seqs=1, **kw):
-        if n_seqs != 1:
-            raise ParamError(f"n_seqs = {n_seqs}: {file.arch} models write one text at a time; leave n_seqs out")
-        super().__init__(file, backend, n_threads, n_seqs=1, **kw)
+    N_SEQS = 1
+
+    def __init__(self, file, options=None):
+        if options is not None and options.n_seqs not in (None, 1):
+            raise ParamError(f"n_seqs = {options.n_seqs}: {file.arch} models write one text at a time; leave n_seqs "
+                             f"out")
+        super().__init__(file, options)
 
     # ------------------------------------------------------------ loading
     def _load_weights(self):

@@ -12,6 +12,7 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.models.blocks.description import Scope, mask_name
+from ggjit.models.networks import decoder_graph
 from ggjit.ops.core.errors import NotSupported, ParamError
 
 CHUNK = 64                      # tokens whose logits are computed at once
@@ -55,12 +56,12 @@ class TokenLoss:
             values = about.temperatures(0, n).astype(np.float32).reshape(n, 1, 1)
             leaf["temperature"] = gg.from_numpy(self.ctx, values, "temperature")
         g = Scope(leaf, n, n, about.eps, False, None)
-        x = network._through_blocks(g, network._embedded(g))
+        x = decoder_graph.through_blocks(network, g, decoder_graph.embedded(network, g))
         return gg.set_name(g.norm(x, about.norm, network.out_norm), "result_norm")
 
     def _loss(self, network, x):
         def of_chunk(hidden, ids):
-            return gg.cross_entropy_loss(network._logits(hidden), self._one_hot(ids))
+            return gg.cross_entropy_loss(decoder_graph.logits(network, hidden), self._one_hot(ids))
         return gg.set_name(gg.train.mean_in_chunks(of_chunk, x, gg.reshape_1d(self.targets, self.n_tokens),
                                                    chunk=self.chunk), "loss")
 

@@ -64,7 +64,7 @@ class Transcript:
 
     @property
     def segments(self):
-        """All of them, a list: what is not yet heard is."""
+        """All segments as a list; the rest of the sound is transcribed first."""
         while self._more():
             pass
         return self._known

@@ -9,5 +9,3 @@
     json_schema.py      JSON Schemas as grammars; json_pattern.py: their regular expressions
     chat_template.py    conversations as text; template_worker.py: the process that renders them
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -28,13 +28,13 @@ class Chars(NamedTuple):
 
 
 class Token(NamedTuple):
-    """The token `id`, or any but it."""
+    """One token: the one with this id, or any other if the element is negated."""
     id: int
     other: bool
 
 
 class Ref(NamedTuple):
-    """What a rule matches."""
+    """A reference to a rule: it matches what that rule matches."""
     rule: str
 
 

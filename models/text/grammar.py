@@ -24,8 +24,9 @@ from ggjit.ops.core.whole_numbers import is_whole
 DEAD = -1                       # no state: the text is not allowed
 DONE = 0                        # the stack without elements: the text may end here
 MAX_STACKS = 5000               # in one state
+MAX_WORK = 1_000_000            # stacks looked at for one mask or token, about a second
 MAX_MASKS = 512                 # that are kept of one grammar
-MAX_GRAMMARS = 8                # ... of one vocabulary
+MAX_GRAMMARS = 8                # compiled grammars that one vocabulary keeps
 
 
 _KEPT = weakref.WeakKeyDictionary()     # {tokenizer: {text: Grammar}}
@@ -59,8 +60,8 @@ class Grammar:
         self._stacks, self._tops, self._below = {}, [None], [None]      # stack 0: DONE
         self._closures, self._numbers, self._sets = {}, {}, []
         self._rows = np.empty((0, len(self._edges)), np.int32)
-        self._masks, self._asked = {}, set()
-        self.start = self._state(frozenset().union(*(self._closure(at, DONE) for at in self._starts["root"])))
+        self._masks, self._asked, self._work = {}, set(), 0
+        self.start = self._together(self._closure(at, DONE) for at in self._starts["root"])
 
     def class_of(self, code_points):
         return np.searchsorted(self._edges, code_points, side="right") - 1
@@ -95,6 +96,8 @@ class Grammar:
             if one in seen:
                 continue
             seen.add(one)
+            if len(found) > MAX_STACKS or len(seen) + self._work > MAX_WORK:
+                self._refuse(found)
             at_, below_ = one
             e = self._elements[at_]
             if e is None:
@@ -108,20 +111,36 @@ class Grammar:
                 todo += [(start, below_) for start in self._starts[e.rule]]
             else:
                 found.add(self._stack(at_, below_))
+        self._work += len(seen)
         found = self._closures[at, below] = frozenset(found)
         return found
+
+    def _refuse(self, stacks):
+        raise ParamError(f"grammar: the text can be read in more than {MAX_STACKS} ways; {self._expected(stacks)}; "
+                         f"make it less ambiguous")
+
+    def _union(self, found, stacks):
+        """Adds a frozenset of stacks to a set of them; looked at while it grows."""
+        found |= stacks
+        self._work += len(stacks)
+        if len(found) > MAX_STACKS or self._work > MAX_WORK:
+            self._refuse(found)
 
     def _state(self, stacks):
         """The number of a set of stacks, DEAD for none."""
         if not stacks:
             return DEAD
-        if len(stacks) > MAX_STACKS:
-            raise ParamError(f"grammar: the text can be read in more than {MAX_STACKS} ways; {self._expected(stacks)}; "
-                             f"make it less ambiguous")
         n = self._numbers.setdefault(stacks, len(self._sets))
         if n == len(self._sets):
             self._sets.append(stacks)
         return n
+
+    def _together(self, parts):
+        """The state of all stacks of some sets of them."""
+        found = set()
+        for stacks in parts:
+            self._union(found, stacks)
+        return self._state(frozenset(found))
 
     def row(self, state):
         """The next state for every class of characters."""
@@ -135,24 +154,26 @@ class Grammar:
             for stack in self._sets[state]:
                 e = self._elements[self._tops[stack]] if stack else None
                 if isinstance(e, Chars):
-                    after.setdefault(e.ranges, set()).update(self._closure(self._tops[stack] + 1, self._below[stack]))
+                    self._union(after.setdefault(e.ranges, set()),
+                                self._closure(self._tops[stack] + 1, self._below[stack]))
             which = [[] for _ in self._edges]                   # of each class, the ranges it is in
             for ranges in after:
                 for low, high in ranges:
                     a, b = np.searchsorted(self._edges, (low, high + 1))
                     for k in range(a, b):
                         which[k].append(ranges)
-            made = {}
+            made, new = {}, np.empty(len(self._edges), np.int32)
             for k, found in enumerate(map(tuple, which)):
                 if found not in made:
-                    made[found] = self._state(frozenset().union(*(after[r] for r in found)))
-                self._rows[state, k] = made[found]
-            row = self._rows[state]
+                    made[found] = self._together(after[r] for r in found)
+                new[k] = made[found]
+            row = self._rows[state] = new                       # whole: some of it may have been refused
         return row
 
     # ---------------------------------------------------------------- texts and tokens
     def after(self, state, text):
-        """The state after some characters."""
+        """The state after some characters, a token's or a trigger's."""
+        self._work = 0
         for k in self.class_of([ord(c) for c in text]).tolist() if text else ():
             state = int(self.row(state)[k])
             if state == DEAD:
@@ -166,12 +187,12 @@ class Grammar:
 
     def after_token(self, state, tail, id):
         """(state, bytes of a character that is begun) after a token; a DEAD state if it is not allowed."""
-        stacks, text_state, rest = set(), DEAD, b""
+        stacks, text_state, rest, self._work = set(), DEAD, b"", 0
         if not tail:
             for stack in self._sets[state]:
                 e = self._elements[self._tops[stack]] if stack else None
                 if isinstance(e, Token) and (e.id == id) != e.other and not (e.other and id in self.end_ids):
-                    stacks |= self._closure(self._tops[stack] + 1, self._below[stack])
+                    self._union(stacks, self._closure(self._tops[stack] + 1, self._below[stack]))
         piece = self.trie.pieces[id]
         text, left = split(tail + piece) if piece else (None, b"")
         if text is not None:
@@ -181,7 +202,7 @@ class Grammar:
         if not stacks:
             return (text_state, rest) if text_state != DEAD else (DEAD, b"")
         if text_state != DEAD and not rest:
-            stacks |= self._sets[text_state]
+            self._union(stacks, self._sets[text_state])
         return self._state(frozenset(stacks)), b""
 
     def mask(self, state, tail):
@@ -210,7 +231,7 @@ class Grammar:
 
     def _fresh(self, state):
         """The mask between characters: the states of all nodes of the tree, level by level."""
-        trie = self.trie
+        trie, self._work = self.trie, 0
         states = np.full(len(trie.code_points), DEAD, np.int32)
         states[0] = state
         nodes = np.zeros(1, np.int64)

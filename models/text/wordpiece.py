@@ -12,7 +12,7 @@ class WordPiece(Tokenizer, models=("bert",)):
 
     def __init__(self, file):
         super().__init__(file)
-        sep_id = self._special_id("seperator")              # the format's own spelling
+        sep_id = self._special_id("seperator")              # the key of the file format is spelt this way
         self.eos_id = sep_id if sep_id is not None else self.eos_id
         self.add_bos = self.add_eos = True                  # the network was never trained without them
 

@@ -9,5 +9,3 @@
 
 Read `flash_attn`, `flash_attn_rows`, `flash_attn_softmax`, `flash_attn_decode`, `flash_attn_prefill`; then `rope`.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

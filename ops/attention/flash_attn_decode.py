@@ -15,7 +15,7 @@ from ggjit.ops.native.node import SRC0, SRC1, SRC2, barrier, chunk_rows, nb, ne,
 from ggjit.ops.native.simd import B, f32, fma, fmul, ldf, splat, stf, zerof
 
 MAX_ROWS = 8
-CHUNK = 512                     # keys of an item
+CHUNK = 512                     # keys that one unit of work reads
 
 
 def rows_at_once(per_group, n_batch):

@@ -24,7 +24,7 @@ from ggjit.ops.native.node import SRC0, SRC1, SRC2, nb, ne, work
 from ggjit.ops.native.row_loops import SINGLE, over_chunks
 from ggjit.ops.native.simd import B, W, f32, splat, stf, zerof
 
-R = -(-64 // MR) * MR           # rows of an item
+R = -(-64 // MR) * MR           # query rows of one unit of work
 PANEL = NV * W                  # keys of a panel of the transposed block
 
 

@@ -185,7 +185,7 @@ def rope_set_offset(a: Tensor, n_offs: int):
 # ---------------------------------------------------------------- reference
 def _corr_dims(n_dims, n_ctx_orig, base, beta_fast, beta_slow):
     if n_ctx_orig == 0:
-        return 0, -math.inf                 # log 0
+        return 0, -math.inf                 # the logarithm of 0
 
     def dim(n_rot):
         return n_dims * math.log(n_ctx_orig / (n_rot * 2 * math.pi)) / (2 * math.log(base))

@@ -7,5 +7,3 @@
 
 Read `im2col`, `conv_tile`, `conv`.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -91,7 +91,7 @@ def gradient(g, t, dy):
     k = a.ne[0] // oc
 
     def of_a():
-        taps = g.view_2d(a, k, oc, k * a.type.nbytes, 0)        # of which im2col needs the shape
+        taps = g.view_2d(a, k, oc, k * a.type.nbytes, 0)        # im2col reads only the shape of this kernel
         whole = g.pad_ext(dy, p0, p0, 0, 0, 0, 0, 0, 0) if p0 else dy
         return g.im2col(taps, whole, s0, 0, 0, 0, 1, 0, False, F32)
     return (of_a,)

@@ -161,7 +161,7 @@ def cases():
     def make(ta, kernel, data, q, last):
         def build(inp):
             c, n = data[2:]
-            if last == 2:                                       # both
+            if last == 2:                                       # 2: the channels of the kernel are last in memory, too
                 a = permute(inp.new(ta, (c, *kernel, 1)), 3, 0, 1, 2)
             else:
                 a = inp.new(ta, (*kernel, 1, c))

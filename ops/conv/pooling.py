@@ -238,7 +238,7 @@ def _make_back(ta):
             at = x
             for i in range(n_x):
                 v = get(at)
-                larger = not v <= best          # also a NaN, which the next input replaces
+                larger = not v <= best          # True for a NaN too: the next input replaces it
                 best, where = v if larger else best, to + 4 * i if larger else where
                 at += nb0
             x += nb1

@@ -4,5 +4,3 @@ Read `view` (no kernel at all), then `copy` with its kernels in `copy_kernels`, 
 number).  `acc` writes into a window; `concat`, `repeat`, `pad`, `win_part` change shapes; `diag_mask` and `triangle`
 blank parts out.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

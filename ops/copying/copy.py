@@ -120,7 +120,7 @@ def kernel(t, n_threads):
 
 # ---------------------------------------------------------------- cases
 def _limit(ts, td):
-    """ggml's: 0 for one type, 1e-6 otherwise, one step off for quantised results (part C3)."""
+    """ggml's: 0 for one type, 1e-6 otherwise, one step off for quantised results."""
     return 0.0 if ts is td else {Q8_0: 1e-4, Q4_0: 2e-2, BF16: 2.0 ** -16}.get(td, 1e-6)
 
 

@@ -60,7 +60,7 @@ def _make(tb, td, ids_type):
         for r in range(start, stop):
             i1, i2, i3 = row_index(b, r)
             at = addr(ids) + i1 * nb(ids, 0)
-            if r >= n1:                                 # most have one plane: two divisions saved
+            if r >= n1:                                 # most tensors have one plane: two divisions are saved
                 at += i2 % m2 * nb(ids, 1) + i3 % m3 * nb(ids, 2)
             id = load_id(at)
             if id < 0 or id >= n_table:
@@ -92,7 +92,7 @@ def cases():
             ids = np.stack([inp.rng.permutation(m)[:r] for _ in range(heads[0] * heads[1])])
             return set_rows(a, b, inp.new(ids_type, (r, *heads), ids.astype(ids_type.dtype)))
         return build
-    # quantised destinations: one step off, ggml's estimate (part C3): (k / 8)^2 / 4n, here with n = 256 per row
+    # quantised destinations: one step off, ggml's estimate: (k / 8)^2 / 4n, here with n = 256 per row
     limit = {F32: 1e-7, F16: 2.0 ** -22, BF16: 2.0 ** -16, Q8_0: 1e-4, Q4_0: 2e-2}
     for ta in (F32, F16, BF16, Q8_0, Q4_0):
         for tb, ids_type in ((F32, I64), (F32, I32), (F16, I64)):

@@ -8,7 +8,7 @@ Escaped are the C0 and C1 controls, DEL, the line and paragraph separators and w
 """
 import re
 
-TEXT = "\n\t"                   # what running text may hold
+TEXT = "\n\t"                   # control characters that running text may hold
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

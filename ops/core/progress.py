@@ -121,7 +121,7 @@ def busy(description, seconds=math.inf):
     thread = threading.Thread(target=move, daemon=True)
     try:
         start_thread(thread, "the progress line")
-    except OutOfMemory:                 # the work does not need it
+    except OutOfMemory:                 # progress is optional: the work goes on without it
         thread = None
     try:
         with quiet():

@@ -40,7 +40,7 @@ class WeakValues:
         while self._gone:
             try:
                 ref = self._gone.popleft()
-            except IndexError:                          # another thread took the last one
+            except IndexError:                          # another thread has removed the last entry
                 return
             self._refs.pop(getattr(ref, "number", None), None)                          # none yet: interrupted
 

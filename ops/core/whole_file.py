@@ -42,7 +42,7 @@ def whole_file(path, text=False, mode=0o666, durable=True, devices=True):
             os.replace(f.name, path)
     except OSError as e:
         if e.filename is not None and e.filename != path and os.path.dirname(str(e.filename)) != os.path.dirname(path):
-            raise                               # of another file that the block used
+            raise                               # the error is about another file that the block used
         raise OSError(e.errno, e.strerror or str(e), path) from e
 
 

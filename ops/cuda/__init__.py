@@ -5,5 +5,3 @@ kernel for its types (ops/cuda/native/launch.py).  Imported only when a CUDA dev
 
 Read `native/launch`, `native/views`, `elementwise`, then `matmul`.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

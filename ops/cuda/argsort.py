@@ -36,7 +36,7 @@ MAX_ROW = 64 if SMALL_BLOCKS else 1024
 SORT_THREADS = MAX_THREADS if SMALL_BLOCKS else 1024
 MAX_SORTS = 2 if SMALL_BLOCKS else 256             # blocks, each with scratch memory for a row
 MAX_CCCL_ROWS = 16
-LAST = (1 << 63) - 1                            # behind all words of the row
+LAST = (1 << 63) - 1                            # sorts behind all words of the row
 
 
 @device
@@ -58,7 +58,7 @@ def _putter(op_is_top_k):
     def put(to, place, k, i):
         if place < k:
             if op_is_top_k and place < 2 and k > 1:
-                place = 1 - place               # as in ggml, where the order is undefined
+                place = 1 - place               # as ggml does; it leaves the order of equal elements undefined
             st_i32(to + 4 * place, i)
     return put
 

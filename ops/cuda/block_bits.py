@@ -12,6 +12,8 @@ lie side by side in the row and share a scale.
     words(block, u) -> 8 words      codes are signed bytes
     scale(block, u, s) -> (d, m)    of segment s
     at(u, s)                        first value of segment s in the block
+    pair(block, i) -> 2 words       2 i and 2 i + 1 of a block of one unit: values 8 i ... 8 i + 7, for attention, whose
+                                    lanes read eight values each
 
 Types whose codes name levels or points of a grid are in block_points.py, the table of all in blocks.py.
 """
@@ -36,6 +38,7 @@ class Blocks:
     scale: Callable
     at: Callable
     mins: bool = True           # False: m is always 0
+    pair: Callable | None = None
 
 
 # ---------------------------------------------------------------- blocks of 32: one unit, segments of 16
@@ -79,6 +82,35 @@ def _five_bits(nibbles, word, q_offs, h_offs):
     return words
 
 
+def nibble_pair(word, q_offs):
+    """Two words of eight nibbles; their upper halves are not cleared."""
+    @device
+    def pair(p, i):
+        q, shift = p + q_offs + 8 * (i & 1), 4 * (i >> 1)
+        return word(q) >> shift, word(q + 4) >> shift
+    return pair
+
+
+def _four_bits_pair(word, q_offs):
+    nibbles = nibble_pair(word, q_offs)
+
+    @device
+    def pair(p, i):
+        a, b = nibbles(p, i)
+        return a & LOW, b & LOW
+    return pair
+
+
+def _five_bits_pair(word, q_offs, h_offs):
+    four_bits_pair = _four_bits_pair(word, q_offs)
+
+    @device
+    def pair(p, i):
+        h, (a, b) = word(p + h_offs), four_bits_pair(p, i)
+        return a | fifth_bits(h, 2 * i), b | fifth_bits(h, 2 * i + 1)
+    return pair
+
+
 def _four_bits(nibbles, q_offs):
     @device
     def words(p, u):
@@ -103,6 +135,11 @@ def _with_min(p, u, s):
 @device
 def _q8_words(p, u):
     return eight_words(p + 2)
+
+
+@device
+def _q8_pair(p, i):
+    return ld_i32_2(p + 2 + 8 * i), ld_i32_2(p + 6 + 8 * i)
 
 
 @device
@@ -241,11 +278,15 @@ def _tq2_0_words(p, u):
 
 
 BITS = (
-    Blocks(BY_NAME["q8_0"], 2, _q8_words, q8_scale, halves_at, mins=False),
-    Blocks(BY_NAME["q4_0"], 2, _four_bits(nibbles_2, 2), _centred(8), halves_at),
-    Blocks(BY_NAME["q4_1"], 2, _four_bits(nibbles_4, 4), _with_min, halves_at),
-    Blocks(BY_NAME["q5_0"], 2, _five_bits(nibbles_2, ld_i32_2, 6, 2), _centred(16), halves_at),
-    Blocks(BY_NAME["q5_1"], 2, _five_bits(nibbles_4, ld_i32, 8, 4), _with_min, halves_at),
+    Blocks(BY_NAME["q8_0"], 2, _q8_words, q8_scale, halves_at, mins=False, pair=_q8_pair),
+    Blocks(BY_NAME["q4_0"], 2, _four_bits(nibbles_2, 2), _centred(8), halves_at,
+           pair=_four_bits_pair(ld_i32_2, 2)),
+    Blocks(BY_NAME["q4_1"], 2, _four_bits(nibbles_4, 4), _with_min, halves_at,
+           pair=_four_bits_pair(ld_i32, 4)),
+    Blocks(BY_NAME["q5_0"], 2, _five_bits(nibbles_2, ld_i32_2, 6, 2), _centred(16), halves_at,
+           pair=_five_bits_pair(ld_i32_2, 6, 2)),
+    Blocks(BY_NAME["q5_1"], 2, _five_bits(nibbles_4, ld_i32, 8, 4), _with_min, halves_at,
+           pair=_five_bits_pair(ld_i32, 8, 4)),
     Blocks(BY_NAME["q2_K"], 4, _q2_K_words, _q2_K_scale, octet_at),
     Blocks(BY_NAME["q3_K"], 4, _q3_K_words, _q3_K_scale, octet_at),
     Blocks(BY_NAME["q4_K"], 2, _q4_K_words, k4_scale, k4_at),

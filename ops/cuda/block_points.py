@@ -3,7 +3,7 @@ import numpy as np
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import BY_NAME
-from ggjit.ops.cuda.block_bits import ZERO, Blocks, four_bits, halves_at, q8_scale
+from ggjit.ops.cuda.block_bits import ZERO, Blocks, four_bits, halves_at, nibble_pair, q8_scale
 from ggjit.ops.cuda.compiler.core import (
     bits_f32,
     device,
@@ -42,6 +42,15 @@ def _named(named, word, q_offs):
         a, b, c, d = word(q), word(q + 4), word(q + 8), word(q + 12)
         return (named(a), named(b), named(c), named(d), named(a >> 4), named(b >> 4), named(c >> 4), named(d >> 4))
     return words
+
+
+iq4_nibbles = nibble_pair(ld_i32_2, 2)
+
+
+@device
+def _iq4_pair(p, i):
+    a, b = iq4_nibbles(p, i)
+    return named_iq4(a), named_iq4(b)
 
 
 @device
@@ -213,13 +222,13 @@ def _iq1_m_scale(p, u, s):
     return d * f32(0.125) * f32(2 * (ld_u16(q + 2 * (u >> 1)) >> (6 * (u & 1) + 3 * s) & 7) + 1), ZERO
 
 
-def _signed(name, words, scale):
+def _signed(name, words, scale, pair=None):
     """Codes with their signs, scales of 16 values or more, in the row's order."""
-    return Blocks(BY_NAME[name], 2, words, scale, halves_at, mins=False)
+    return Blocks(BY_NAME[name], 2, words, scale, halves_at, mins=False, pair=pair)
 
 
 POINTS = (
-    _signed("iq4_nl", _named(named_iq4, ld_i32_2, 2), q8_scale),
+    _signed("iq4_nl", _named(named_iq4, ld_i32_2, 2), q8_scale, _iq4_pair),
     _signed("iq4_xs", _named(named_iq4, ld_i32, 8), _iq4_xs_scale),
     _signed("mxfp4", _named(named_fp4, ld_i32_1, 1), _mxfp4_scale),
     _signed("nvfp4", _nvfp4_words, _nvfp4_scale),

@@ -339,7 +339,7 @@ def _pool_2d_back(get_a, get_b, put, t):
         for j in range(y0, y1):
             for i in range(x0, x1):
                 value = get_b(at(a, i, j, i2, i3))
-                if not value <= best:           # also a NaN, which the next tap replaces
+                if not value <= best:           # True for a NaN too: the next tap replaces it
                     best, u, v = value, i, j
         return u == x and v == y
 

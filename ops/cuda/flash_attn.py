@@ -12,11 +12,9 @@ from numpy import float32 as f32
 
 from ggjit.ops.attention.flash_attn import PREC_F32
 from ggjit.ops.core.record import OP
-from ggjit.ops.core.types import BY_NAME, F16, F32, Q4_0, Q8_0
+from ggjit.ops.core.types import F16, F32
 from ggjit.ops.cuda import flash_attn_mma
-from ggjit.ops.cuda.block_bits import LOW
-from ggjit.ops.cuda.block_points import named_iq4
-from ggjit.ops.cuda.blocks import byte_of
+from ggjit.ops.cuda.blocks import BLOCKS, byte_of
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.native import views
 from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch, dense
@@ -62,55 +60,24 @@ def _eight_wide(type):
     return eight
 
 
-def _eight_codes(type, shift_of, first):
-    """eight of a type whose blocks have one scale and 8-bit codes, or nibbles above `first`."""
-    nbytes = type.nbytes
+def _eight_codes(blocks):
+    """eight of a quantised type; see block_bits.py."""
+    nbytes, pair, scale, mins = blocks.type.nbytes, blocks.pair, blocks.scale, blocks.mins
 
     @core.device
     def eight(row, c, n):
         p = row + (c >> 2) * nbytes
-        d, w0, w1 = shift_of(p, c & 3)
-        return (d * (byte_of(w0, 0) - first), d * (byte_of(w0, 1) - first), d * (byte_of(w0, 2) - first),
-                d * (byte_of(w0, 3) - first), d * (byte_of(w1, 0) - first), d * (byte_of(w1, 1) - first),
-                d * (byte_of(w1, 2) - first), d * (byte_of(w1, 3) - first))
+        w0, w1 = pair(p, c & 3)
+        d, m = scale(p, 0, (c & 3) >> 1)
+        x0, x1, x2, x3 = d * byte_of(w0, 0), d * byte_of(w0, 1), d * byte_of(w0, 2), d * byte_of(w0, 3)
+        x4, x5, x6, x7 = d * byte_of(w1, 0), d * byte_of(w1, 1), d * byte_of(w1, 2), d * byte_of(w1, 3)
+        if mins:
+            return x0 + m, x1 + m, x2 + m, x3 + m, x4 + m, x5 + m, x6 + m, x7 + m
+        return x0, x1, x2, x3, x4, x5, x6, x7
     return eight
 
 
-@core.device
-def _bytes_8(p, c):
-    return core.ld_f16(p), core.ld_i32_2(p + 2 + 8 * c), core.ld_i32_2(p + 6 + 8 * c)
-
-
-@core.device
-def _nibbles_8(p, c):
-    at, shift = p + 2 + 8 * (c & 1), 4 * (c >> 1)
-    return core.ld_f16(p), (core.ld_i32_2(at) >> shift) & LOW, (core.ld_i32_2(at + 4) >> shift) & LOW
-
-
-@core.device
-def _levels_8(p, c):
-    at, shift = p + 2 + 8 * (c & 1), 4 * (c >> 1)
-    return core.ld_f16(p), named_iq4(core.ld_i32_2(at) >> shift), named_iq4(core.ld_i32_2(at + 4) >> shift)
-
-
-def _element_of(type, q_offs, h_offs, mins, zero):
-    """element(row, i) of blocks of nibbles: high bits at h_offs (0: none), a minimum, or codes around zero."""
-    nbytes = type.nbytes
-
-    @core.device
-    def element(row, i):
-        p, j = row + (i >> 5) * nbytes, i & 31
-        code = (core.ld_u8(p + q_offs + (j & 15)) >> (4 * (j >> 4))) & 15
-        if h_offs:
-            code |= ((core.ld_i32_2(p + h_offs) >> j) & 1) << 4
-        return core.ld_f16(p) * f32(code - zero) + (core.ld_f16(p + 2) if mins else ZERO)
-    return element
-
-
-QUANTIZED = {Q8_0: _eight_codes(Q8_0, _bytes_8, ZERO), Q4_0: _eight_codes(Q4_0, _nibbles_8, f32(8)),
-             BY_NAME["iq4_nl"]: _eight_codes(BY_NAME["iq4_nl"], _levels_8, ZERO),
-             **{BY_NAME[name]: _eight_alone(_element_of(BY_NAME[name], *layout)) for name, layout in {
-                 "q4_1": (4, 0, True, 0), "q5_0": (6, 2, False, 16), "q5_1": (8, 4, True, 0)}.items()}}
+QUANTIZED = {type: _eight_codes(blocks) for type, blocks in BLOCKS.items() if blocks.pair is not None}
 
 
 def _float_element(type):

@@ -25,7 +25,7 @@ from ggjit.ops.cuda.soft_max import slope_of
 
 WARPS = 1 if SMALL_BLOCKS else 4
 THREADS = 32 * WARPS
-KEYS = 32                       # of a tile
+KEYS = 32                       # keys of a tile
 V_STRIDE = 2 * KEYS + 16        # bytes between dims of values in shared memory
 MAX_HEAD = 128                  # longer heads would not fit the registers
 MIN_QUERIES = 9

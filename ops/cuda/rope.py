@@ -109,7 +109,7 @@ def _make(mode, get, put, size, sign, has_factors):
                 put(pd + k * size, u * s + v * c)
                 i += core.n_threads()
             i = core.thread()
-            while i < n0 - 2 * pairs:           # the others are copied
+            while i < n0 - 2 * pairs:           # elements beyond the rotated ones are copied
                 j = i if i < n_offs else i + 2 * pairs
                 put(pd + j * size, get(px + j * size))
                 i += core.n_threads()

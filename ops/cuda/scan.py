@@ -56,7 +56,7 @@ def _running_sum():
             total += y
             if w < warp:
                 before += y
-        sync()                                  # the parts may be overwritten now
+        sync()                                  # barrier: other warps may now overwrite the partial sums
         return x + before, total
     return running
 

@@ -16,7 +16,7 @@ Three kinds of functions:
 Arrays: sources are read-only; quantised types come as rows of bytes, BF16 as uint16.  They are the tensors' memory
 itself and keep it alive, but what they hold after the function has returned is whatever is computed there next: copy
 what is needed later.  `n_tasks` limits the threads (-1: all).  Only the CPU runs custom ops; a scheduler knows.
-Source: ggml_map_custom1..3, ggml_custom_4d (rows B9).
+Source: ggml_map_custom1..3, ggml_custom_4d.
 """
 import ctypes
 import dataclasses

@@ -84,7 +84,8 @@ def _oai(b, x, g, alpha, limit):
     return _times(b, mathfun.times_sigmoid_ir(b, x, b.fmul(alpha, x)), b.fadd(g, number(x, 1.0)))
 
 
-LIMITED = {GLU.SWIGLU_OAI: "alpha and limit", GLU.SWIGLU_CLAMP: "a limit"}      # what they need besides two tensors
+# parameters that these gates need besides two tensors
+LIMITED = {GLU.SWIGLU_OAI: "alpha and limit", GLU.SWIGLU_CLAMP: "a limit"}
 GATES = {
     GLU.REGLU: Gate("x g if x > 0 else 0", lambda x, g, alpha, limit: np.where(x > 0, x * g, 0), _reglu, 0.025),
     GLU.GEGLU: _gate("gelu(x) g, tanh form", "gelu", mathfun.gelu_ir, 0.03),
@@ -266,7 +267,7 @@ def cases():
             got = []
             for _ in range(2 if form == "_split" else 1):
                 a = inp.new(type, (n0, ne[1] * (1 + view), *ne[2:]), lo=-10, hi=10)
-                if view:                                    # every second row
+                if view:                                    # the source is a view of every second row
                     a = view_4d(a, n0, *ne[1:], a.nb[1] * 2, a.nb[2], a.nb[3], a.nb[1])
                 got.append(a)
             if op is GLU.SWIGLU_CLAMP:

@@ -245,7 +245,7 @@ def cases(name):
     def make(type, ne, view, in_place):
         def build(inp):
             a = inp.new(type, ne, lo=f.low, hi=f.high)
-            if view:                                            # every second row
+            if view:                                            # the source is a view of every second row
                 a = a.ctx.node(OP.VIEW, type, (ne[0] - 3, (ne[1] + 1) // 2, *ne[2:]), (a,), view_of=a,
                                nb=(a.nb[0], 2 * a.nb[1], a.nb[2], a.nb[3]))
             if name == "xielu":

@@ -2,5 +2,3 @@
 
 Read `rows` (norms, sums and activations row by row), then `gate` (two products and their gated unit) and `soft_max`.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -18,7 +18,7 @@ from ggjit.ops.matmul.mul_mat import dot_shape
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, barrier, nb, ne, next_rows2, param_f32, work
 from ggjit.ops.native.simd import splat
 
-RUN = 32                                # rows of either matrix between two units
+RUN = 32                                # rows of each matrix in one unit of work
 
 
 def fused(nodes, stored, kernels, n_threads):

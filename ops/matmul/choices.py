@@ -17,40 +17,7 @@ process (ops/native/measured.py).
     GGJIT_TUNE=off      the rule, whatever was measured; nothing is measured
     GGJIT_TUNE=1|2|4|8  that many rows, or as many as the type's tiles have at most
 
-Rows of a tile are streams from memory.  An Intel Xeon reads eight at once faster than one, whose prefetching ends with
-every page: float weights of 1 GB, rows of 2048, one thread, share of what a plain loop over eight streams read in the
-same seconds (12.9 to 13.2 GB/s, without asking ahead of it):
-
-    rows        1       2       4       8
-    F32      0.80    0.89    0.95    1.03
-    F16      0.77    0.95    1.04    1.05
-    BF16     0.82    0.90    0.98    1.03
-
-An AMD Zen 4 reads one faster than two or four, and the software's prefetches get in the way of its own: Q4_0 10.2 GB/s
-with them, 16.4 without.  There the layout decides: a 1.1B model in Q4_0 36 to 46 tokens a second instead of 24 to 28.
-
-An AMD Zen 5 likes prefetches into its first-level cache, and one group of rows of the layout.  GB/s of weights from
-memory, rows of 2048, one thread, where a plain loop reads 41 to 43:
-
-              the file's rows                     the layout, prefetching into the second level, the first
-              1      1 no prefetch   4            1      1 near
-    Q4_0      35.0   32.0            34.4         35.7   43.1
-    Q8_0      39.3   35.1            28.5         40.1   43.1
-    Q4_K      22.8   25.7             8.3         30.6   38.2
-    Q6_K      28.1   29.5             8.7         29.4   35.4
-
-Its tiles of up to sixteen columns multiply one after the other: activations that several columns take from as many
-cache lines in one cycle cost Q8_0 with 12 columns a third of its speed (417 instead of 605 GFLOP/s in the second-level
-cache).
-Rows of float16 from memory, one thread: 37.7 GB/s as the type prefetches, a row ahead, 38.5 with 6 KB; two threads,
-when 84 GB/s were to be had: 63 to 70, and 68 to 74.
-
-More columns take tiles of six columns times two groups, which broadcast half as often, and unpack super-blocks
-beforehand: GFLOP/s of [2048 x 2048], one thread, in the cache, where the processor multiplies bytes at 1,101
-
-    columns                                     17 (from memory)        512
-    one after the other; the integer tile       645, 506, 489, 310      759, 732, 668, 628      Q4_0 Q8_0 Q4_K Q6_K
-    six columns, two groups                     744, 644, 571, 445      801, 822, 800, 793
+What processors do differently, and by how much: docs/measured.md, "How products read weights".
 """
 import contextvars
 import dataclasses
@@ -67,7 +34,7 @@ from ggjit.ops.native.jit import sources_key
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN, PREFETCHES, prefetching
 
 REPACKED = "repacked"
-LEAST_GAIN = 1.02               # of a choice over the rule's
+LEAST_GAIN = 1.02               # a measured choice is kept where it is faster than the rule by this factor
 
 
 class RowTile(NamedTuple):

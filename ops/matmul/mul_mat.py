@@ -142,17 +142,7 @@ def _exact(t):
 def max_dot_columns(type, exact=False):
     """Up to how many columns mul_mat_dot is faster than packed panels for weights of `type`.
 
-    [2048 x 2048] from memory, AVX-512, one thread, time of the tile over that of dots
-
-        n      Q4_K   Q5_K   Q6_K   Q2_K   Q3_K   Q4_1   Q5_0   IQ4_XS   MXFP4   Q8_0   Q4_0    F32    F16
-        3      1.14   1.02   1.26   1.44   1.23   0.96   1.11     0.96    1.00   1.31   1.64
-        4      0.87   0.92   1.07   1.16   0.94   0.74   0.96     0.80    0.85   1.31   1.50           1.33
-        5      0.71   0.62   0.86   0.88   0.77   0.58   0.72     0.57    0.60   0.82   1.32   1.11    1.62
-        6                                                                        0.87   1.38   1.06    1.48
-        7                                                                                      0.94    1.42
-        8      0.54   0.58   0.67   0.71   0.63   0.46   0.61     0.49    0.52   0.87   1.02   0.89    1.08
-        9      0.61   0.58   0.70   0.73   0.60   0.43   0.54     0.50    0.50   0.80   1.00   0.92    1.36
-       12                                                                               0.97   0.83    1.09
+    Measured per type and number of columns: docs/measured.md, "How products read weights".
     """
     if type is BF16 and isa.BF16_DOT and not exact:
         return 1 << 30                      # two products a lane and instruction: twice the float tile at any n

@@ -120,7 +120,7 @@ def make_kernel(ta, tb, tile, rows_of=None):
                 rows_of(addr(a) + e * m * row_nbytes, k, r, rows, w)
             for n0 in range(0, n, NB):
                 cols = min(NB, n - n0)
-                together = tall if cols < NL else rows          # as in mul_mat_tile
+                together = tall if cols < NL else rows          # rows multiplied together, chosen as in mul_mat_tile
                 for q in range(0, rows, together):
                     multiply_strip(w + q * ldw, ldw, min(together, rows - q), k, cols, 0,
                                    (cols + NL - 1) // NL, y + n0 // NL * panel_nbytes, panel_nbytes,

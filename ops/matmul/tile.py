@@ -41,7 +41,7 @@ NL = 2 * W                              # columns of a panel (a float tile's: ti
 MB = 96                                 # rows of a strip: one unit of work
 NB = 544 // NL * NL                     # columns of a strip of C: 512 in whole panels of 48 too
 LDC = 4 * NB + 64                       # its stride; the 64 keep rows out of each other's cache sets
-SPREADS = 8, 4, 2                       # lanes of a column
+SPREADS = 8, 4, 2                       # how many lanes share one column
 SPREAD_BELOW = 8 * W                    # columns from which an empty part of the last vector is lost among the others
 
 

@@ -7,5 +7,3 @@ which rows), `waiting` (how threads wait on each system), `records` (arguments b
 (kernels outside plans).  `isa` says what the processor has, `measured` keeps what was fastest on it, `cache_files` are
 the files of both, `kernel_pack` many kernels in one.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

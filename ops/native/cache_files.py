@@ -13,7 +13,7 @@ import struct
 
 from ggjit.ops.core.whole_file import write_whole
 
-MAX_NBYTES = 1 << 28            # no kernel comes near it
+MAX_NBYTES = 1 << 28            # limit of a cached kernel; real ones are far smaller
 _MAGIC = b"ggjit\x00\x01\n"
 _HEAD = len(_MAGIC) + 32
 _LENGTH = struct.Struct("<I")

@@ -149,7 +149,7 @@ class KernelLibrary(JITCodeLibrary):
 
 
 class _Passes(PassManager):
-    _ENFORCING = False          # no check of the whole function after each pass
+    _ENFORCING = False          # Numba checks the whole function after each pass: turned off
 
 
 class _TypingContext:
@@ -195,7 +195,7 @@ class _Lower(Lower):
 
     def lower_binop(self, result_type, expr, op):
         if expr.static_lhs is not ir.UNDEFINED or expr.static_rhs is not ir.UNDEFINED:
-            return super().lower_binop(result_type, expr, op)       # a power by a literal
+            return super().lower_binop(result_type, expr, op)  # powers with a literal exponent are lowered by Numba
         builder, context, typing = self.builder, self.context, _typing_context(self.context.typing_context)
         signature = self.fndesc.calltypes[expr]
         operands = [context.cast(builder, self.loadvar(v.name), self.typeof(v.name), wanted)
@@ -254,7 +254,7 @@ PASSES = (TranslateByteCode, FixupArgs, IRProcessing, DeadBranchPrune, _Rewrites
 
 
 class _Compiler(CompilerBase):
-    library = None              # class of the result
+    library = None              # class of the compiled library, set by subclasses
 
     def __init__(self, typingctx, targetctx, *args):
         super().__init__(typingctx, _own_context(targetctx), *args)

@@ -81,7 +81,8 @@ X86 = any(f.startswith("sse") for f in FEATURES)
 ARM64 = llvm.get_process_triple().startswith(("aarch64", "arm64"))
 BF16_DOT = ISA == "avx512" and "avx512bf16" in FEATURES
 
-_SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML")    # NUMBA_*
+# settings of Numba (NUMBA_...) that change the code
+_SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML")
 
 
 def target():

@@ -55,7 +55,7 @@ def _helper(**options):
 
 
 inline = _helper(fastmath=FASTMATH)
-exact = _helper(fastmath=False)                  # said, or it would inherit its caller's
+exact = _helper(fastmath=False)                  # without fastmath of its own it would inherit its caller's
 # a helper called per tensor with a table of arrays: a real call would hand over every array in seven words
 inlined = _helper(fastmath=False, forceinline=True)
 
@@ -292,7 +292,8 @@ class _ObjectCache:
         self.keep.append(cf)
         self.compiled += 1
         self.compile_seconds += time.perf_counter() - t0
-        _, _, (code, _) = cf._library.serialize_using_object_code()         # the bitcode is for callers to link
+        # the bitcode part serves callers that link this; it is not stored
+        _, _, (code, _) = cf._library.serialize_using_object_code()
         self._save(path, cache_files.pack(cf._wrapper_name.encode(), "\n".join(cf._library.externals).encode(), code))
         return cf.address
 

@@ -11,7 +11,7 @@ from ggjit.ops.native.jit import exact
 from ggjit.ops.native.mem import ld_i64
 from ggjit.ops.native.node import next_rows
 
-CHUNK_ELEMENTS = 1 << 14        # the slowest quantiser takes 50 ms for as many
+CHUNK_ELEMENTS = 1 << 14        # elements of a chunk: 50 ms for the slowest quantiser
 LEAST_SHARED = 1 << 16          # elements; fewer are done before other threads are awake
 
 walk = None                     # walk(row, share): by all threads or one; set by engine/cpu/thread_pool.py

@@ -81,9 +81,9 @@ def _in_turn(folder):
     if fcntl is None:
         yield
         return
-    lock = os.open(folder, os.O_RDONLY)             # each opening has a lock of its own
+    lock = os.open(folder, os.O_RDONLY)  # flock belongs to the opened file, so each writer opens the folder anew
     try:
-        with contextlib.suppress(OSError):          # a file system without locks
+        with contextlib.suppress(OSError):          # the file system has no locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:

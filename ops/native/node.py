@@ -83,7 +83,7 @@ def n_rows(view):
 def row_index(view, r):
     """(i1, i2, i3) of flat row `r`."""
     n1 = ne(view, 1)
-    if r < n1:                                  # most rows: two divisions saved
+    if r < n1:                                  # the common case: two divisions are saved
         return r, 0, 0
     q = r // n1
     n2 = ne(view, 2)

@@ -148,11 +148,11 @@ class JitRecord:
 
         Arrays to be made lie in one block, those of zeros first; a record of twenty fields takes 10 us."""
         assert self.scalars.keys() <= values.keys() <= self.places.keys(), f"{self.name} has other fields"
-        for field in values.keys() & self.arrays.keys():
-            assert values[field].dtype == self.arrays[field][0], f"{self.name}.{field}: {values[field].dtype}"
         made = sorted((f for f in self.arrays if f not in values), key=lambda f: self.arrays[f][2] != "0")
         names = [f for f in values if any(re.search(rf"\b{f}\b", self.arrays[m][1]) for m in made)]
-        lines = [f"{f} = values[{f!r}]" for f in names] + ["end = 0"]
+        lines = [f"assert values[{f!r}].dtype == dtypes[{f!r}], '{self.name}.{f} has another dtype'"
+                 for f in values if f in self.arrays]
+        lines += [f"{f} = values[{f!r}]" for f in names] + ["end = 0"]
         for field in made:
             dtype, length, fill = self.arrays[field]
             lines += [f"{field}_ = end", f"end += (({length}) * {dtype.itemsize} + 7) // 8"]
@@ -169,7 +169,8 @@ class JitRecord:
                  f"values[{f!r}]" if self.scalars[f][1] == "i64" else f"bits(values[{f!r}])" for f in self.places]
         places = ", ".join(f"{f!r}: ({f}_, {ends.get(f, 'end')})" for f in made)
         lines.append(f"return array('q', ({', '.join(words)},)), memory, {{{places}}}")
-        scope = {"np": np, "array": array, "address_of": address_of, "bits": _bits}
+        scope = {"np": np, "array": array, "address_of": address_of, "bits": _bits,
+                 "dtypes": {f: dtype for f, (dtype, *_) in self.arrays.items()}}
         exec("def make(values):\n    " + "\n    ".join(lines), scope)
         return scope["make"]
 

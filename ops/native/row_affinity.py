@@ -18,7 +18,7 @@ from ggjit.ops.native.jit import exact, inline
 from ggjit.ops.native.mem import IR_I64, call_intrinsic, load_acquire, pointer
 from ggjit.ops.native.node import CHUNK, aborted, chunk_rows, next_rows
 
-CHUNKS = 8                              # of a thread; fewer where all do not fit a word
+CHUNKS = 8                              # chunks of a thread; fewer where all of them do not fit a word
 BITS = 64
 
 
@@ -56,7 +56,7 @@ def affinity_chunk(n, nth):
 @exact
 def _next(node, ith, nth, sync, chunk, n):
     word, total = node + CHUNK, (n + chunk - 1) // chunk    # at most BITS chunks
-    k = (total + nth - 1) // nth                            # of each thread
+    k = (total + nth - 1) // nth                            # chunks of each thread
     own = ((1 << k) - 1) << ith * k
     while True:
         taken = load_acquire(word)

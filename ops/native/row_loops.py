@@ -32,7 +32,7 @@ from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 
 I32_MAX = 2 ** 31 - 1
 SHORT_CHUNK = 512               # elements: about as long as asking for a chunk ten times
-FEW_ROWS = 16                   # of one thread and short: done before a look for signals would be due
+FEW_ROWS = 16  # short rows of one thread up to which signals are not polled: the work is done sooner would be due
 PIECE = 1024                    # elements; a multiple of every vector length
 PART = 1 << 16                  # elements of the result between two looks at the abort word, at first
 PART_CYCLES = 1 << 21           # the time to which parts grow or shrink: about a millisecond

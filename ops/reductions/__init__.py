@@ -3,5 +3,3 @@
 Read `sums` (the loops that the others share), then `reduce`, `norm` and `soft_max`; `argsort`, `cumsum` and
 `count_equal` stand alone.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -3,5 +3,3 @@
 Read `gradients` (silu, rms_norm, softmax), then `cross_entropy` and `opt_step`; `get_rows_back` and `repeat_back` add
 up what their forward ops spread out.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

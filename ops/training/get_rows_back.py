@@ -19,7 +19,7 @@ from ggjit.ops.native.row_loops import SINGLE, over_rows
 from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, stf, stf_part
 from ggjit.ops.types.shared.rows import ROW
 
-COLUMNS = 4 * W                         # a stretch of columns that one thread adds up
+COLUMNS = 4 * W                         # columns that one thread adds up
 
 
 def get_rows_back(a: Tensor, b: Tensor, c: Tensor, onto: Tensor | None = None):

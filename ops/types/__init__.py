@@ -4,5 +4,3 @@ Read `scalars`, then `q8_0` and `q4_0` (blocks of 32), `q4_1`, `iq4_nl`, `fp4` (
 `q6_K`, `q8_K` (super-blocks of 256), `ternary` and `iq` (codes that name points of a grid).  `shared` holds the parts
 they are made of; `quantize` converts whole arrays, `validate` looks for NaN and infinities in their bytes.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -118,7 +118,7 @@ def _as_float32(values, what):
         out = empty(values.shape or (1,), np.float32, f"quantize: {what}")
         with np.nditer([values.reshape(out.shape), out], ["external_loop", "buffered", "zerosize_ok"],
                        [["readonly"], ["writeonly"]], order="C", casting="unsafe", buffersize=AT_ONCE) as parts:
-            for some, numbers in parts:             # between two of them Ctrl-C comes in
+            for some, numbers in parts:             # Ctrl-C is noticed between two parts
                 numbers[...] = some
         return out
 

@@ -90,7 +90,7 @@ def _widen(elem):
 #       F32   k = 2048      0.91            0.98        1.01            0.98
 #       F16   k = 2048      0.92            0.97        0.91            0.92
 #       F16   k = 5632      0.98            1.06           -            0.94
-NEAR = 3                        # locality of prefetch_ir
+NEAR = 3                        # locality argument of prefetch_ir: first-level cache
 F32_AHEAD_NBYTES = 512
 
 

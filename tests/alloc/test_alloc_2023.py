@@ -11,6 +11,7 @@ from ggjit.alloc import IN_PLACE_2023, IN_PLACE_OPS
 from ggjit.alloc.ggml.legacy.graph_alloc_2023 import GraphAllocator2023, maxima
 from ggjit.alloc.ggml.legacy.tensor_alloc import BestFit
 from ggjit.alloc.ggml.problem import GraphError
+from ggjit.alloc.plan_request import PlanRequest
 from ggjit.alloc.validate import check_graph_plan
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.record import OP, T_BUFFER
@@ -276,4 +277,4 @@ def test_an_input_flagged_op_does_not_take_a_tensor_with_later_users():
     g.expand(g.like(OP.MUL_MAT, x, y))
     p = plan_table(g.table, g.nodes, g.leafs, g.sizes)
     assert p.leaf_offs.tolist() == [0] and p.node_offs[0] == 128
-    check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, p)
+    check_graph_plan(PlanRequest(g.table, g.nodes, g.leafs, g.sizes), p)

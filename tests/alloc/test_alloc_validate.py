@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ggjit.alloc import IN_PLACE_2023, IN_PLACE_OPS
 from ggjit.alloc.offsets.chunked import plan_chunks
 from ggjit.alloc.offsets.planners import DOES_NOT_FIT, FITS, plan_offsets
+from ggjit.alloc.plan_request import PlanRequest
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout, validate_plan
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import T_FLAGS, T_SRC
@@ -80,7 +81,7 @@ def test_graph_plans_keep_every_value_until_its_last_use(seed, planner, k, max_s
     plan = plan_table(g.table, g.nodes, g.leafs, g.sizes, planner=planner, n_buffers=k, max_size=max_size,
                       alignment=alignment, node_buffers=ids[g.nodes], leaf_buffers=ids[g.leafs], time_limit=0.05)
     modern = planner != "ggml-2023"
-    check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, plan, [alignment] * k,
+    check_graph_plan(PlanRequest(g.table, g.nodes, g.leafs, g.sizes, alignment=alignment, n_buffers=k), plan,
                      IN_PLACE_OPS if modern else IN_PLACE_2023, leafs_first=modern)
     validate_plan(plan, alignment)
     assert plan.lower_bound <= plan.peak
@@ -94,7 +95,7 @@ def test_best_reaches_the_lower_bound_on_model_graphs(name):
     plan = plan_table(g.table, g.nodes, g.leafs, g.sizes, planner="best", time_limit=5)
     assert plan.peak == plan.lower_bound <= plan.ggml_peak
     if len(g.nodes) < 1100:
-        check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, plan)
+        check_graph_plan(PlanRequest(g.table, g.nodes, g.leafs, g.sizes), plan)
     check_layout(plan.a_lo, plan.a_hi, plan.a_size, plan.a_offs, 32, plan.peak)
 
 
@@ -107,7 +108,7 @@ def test_best_cuts_chunks_of_its_own(name, parts, at_most):
     plan = plan_table(g.table, g.nodes, g.leafs, g.sizes, planner="best", max_size=limit, time_limit=5)
     assert plan.how == "chunks" and plan.peak <= at_most * plan.ggml_peak
     assert max(plan.chunk_sizes[0]) <= max(limit, int(plan.a_size.max())) and min(plan.chunk_sizes[0]) > 0
-    check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, plan)
+    check_graph_plan(PlanRequest(g.table, g.nodes, g.leafs, g.sizes), plan)
     validate_plan(plan, 32)
 
 
@@ -148,7 +149,7 @@ def test_broken_graph_plans_are_refused():
                 if op_may or min(g.sizes[0][i], g.sizes[0][i + 1]) == 0:
                     continue
                 with pytest.raises(InvalidPlan, match=r"may not work in place there|view \d+ is at|ends beyond chunk"):
-                    check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, bad)
+                    check_graph_plan(PlanRequest(g.table, g.nodes, g.leafs, g.sizes), bad)
                 found += 1
     assert found > 20
 

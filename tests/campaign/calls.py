@@ -12,7 +12,19 @@ import time
 import warnings
 
 import numpy as np
-from helpers.builder_calls import AXES, NUMBERS, OBJECTS, SIZES, SMALL, TYPES, build, calls, changed, known_kernels
+from helpers.builder_calls import (
+    AXES,
+    HUGE_SIDE,
+    NUMBERS,
+    OBJECTS,
+    SIZES,
+    SMALL,
+    TYPES,
+    build,
+    calls,
+    changed,
+    known_kernels,
+)
 from helpers.builder_calls import kernels as kernels_of
 from helpers.cases import expected, nmse
 
@@ -139,8 +151,9 @@ def compute(name, args, out):
     if max(math.prod(t.ne) for t in (*graph.nodes, *graph.leafs)) > SMALL or any(t.op in USERS for t in computed) \
             or not kernels_of(graph) <= known_kernels():
         return "right"
-    # acc and set with rows that overlap are undefined; an empty result may stand for huge sizes on the way
-    single = min(out.ne) > 0 and len(computed) == 1 and computed[0].id == out.id and out.op not in (OP.ACC, OP.SET)
+    # acc and set with rows that overlap are undefined; what is empty may stand for huge sizes on the way
+    single = min(out.ne) > 0 and all(HUGE_SIDE not in t.ne for t in graph.leafs) \
+        and len(computed) == 1 and computed[0].id == out.id and out.op not in (OP.ACC, OP.SET)
     bad_index, want = False, None
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -1,4 +1,5 @@
 """The documentation is true: its code runs, its links lead somewhere, its generated pages are fresh."""
+import ast
 import functools
 import importlib
 import os
@@ -7,12 +8,12 @@ import subprocess
 import sys
 
 import pytest
+from helpers.layers import FOLDERS
 from helpers.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 GENERATED = ("api.md", "ops.md", "ggml-names.md", "models.md")
-FOLDERS = ("engine", "ops", "alloc", "models", "tools")
 TEXTS = [*PAGES, ROOT / "tests" / "LEDGER.md", *sorted((ROOT / "notebooks").glob("*.ipynb")),
          *(p for f in (*FOLDERS, "benchmarks", "docs") for p in sorted((ROOT / f).rglob("*.py*"))
            if p.suffix in (".py", ".pyi"))]
@@ -121,11 +122,29 @@ def test_files_and_names_exist():
     assert missing == {}
 
 
-def test_every_folder_has_its_sentence():
-    page = (ROOT / "docs" / "where-is-what.md").read_text("utf-8")
-    packages = {f"{p.parent.relative_to(ROOT)}/" for f in FOLDERS for p in (ROOT / f).rglob("__init__.py")}
-    top = {f"{f}/" for f in FOLDERS} - {"alloc/"}
-    assert set(re.findall(r"^\| `([\w/]+)` \|", page, re.M)) == packages - top
+def defined(path):
+    """Names that a file defines at its top."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        for target in getattr(node, "targets", [getattr(node, "target", None)]):
+            yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name)) if target else ()
+
+
+def test_the_table_of_changes_is_true():
+    """CONTRIBUTING: every path is there, every `file:symbol` is defined there, and so are the tables files end with."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    rows = [row.strip("|").split(" | ") for row in re.findall(r"^\|.*\|$", text.split("## The compiler")[0], re.M)[2:]]
+    assert len(rows) >= 11
+    for what, goes, tested in rows:
+        paths = re.findall(r"`((?:[a-z_]+/)+[\w.]*)(?::(\w+))?`", goes + tested)
+        assert paths, what
+        for path, symbol in paths:
+            assert (ROOT / path).exists(), (what, path)
+            assert not symbol or symbol in defined(ROOT / path), (what, path, symbol)
+        folders = [ROOT / path for path, _ in paths if path.endswith("/") and path.split("/")[0] in FOLDERS]
+        for name in re.findall(r"\b(SPECS|CUDA|TRAITS|FUSIONS|DECODERS|ENCODERS)\b", goes):
+            assert any(name in defined(p) for folder in folders for p in folder.rglob("*.py")), (what, name)
 
 
 def test_pages_count_the_architectures_there_are():

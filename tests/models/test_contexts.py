@@ -16,7 +16,7 @@ from ggjit.models import load_model
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.files.adapter import new_adapter
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.models.networks.decoder_graph import DecoderGraph
+from ggjit.models.networks import decoder_graph
 from ggjit.models.networks.saved_state import MAGIC
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
@@ -383,7 +383,7 @@ def test_masks_of_a_long_context_take_no_more_than_they_are():
     m = load_model(n_ctx=64, reserve=False)
     m.n_ctx = 1 << 20
     tracemalloc.start()
-    values = m._mask_values()
+    values = decoder_graph.mask_values(m)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1.1 * sum(a.nbytes for a in values.values())
@@ -391,7 +391,7 @@ def test_masks_of_a_long_context_take_no_more_than_they_are():
 
 @pytest.mark.parametrize("n_ctx,window,bias", [(1, 1, False), (7, 3, False), (7, 7, True), (5, 9, True), (6, 2, True)])
 def test_what_a_mask_holds_by_distance(n_ctx, window, bias):
-    m = types.SimpleNamespace(n_ctx=n_ctx, _mask_dtype=lambda: np.float32)
+    m = types.SimpleNamespace(n_ctx=n_ctx, description=types.SimpleNamespace(alibi=lambda: True))
     want = [back if bias and 0 >= back > -window else 0 if 0 >= back > -window else -np.inf
             for back in range(1 - n_ctx, n_ctx + 1)]
-    np.testing.assert_array_equal(DecoderGraph._seen(m, window, bias), want)
+    np.testing.assert_array_equal(decoder_graph.seen(m, window, bias), want)

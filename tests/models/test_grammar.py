@@ -2,6 +2,7 @@
 import json
 import random
 import re
+import resource
 import sys
 import types
 
@@ -10,6 +11,7 @@ import pytest
 from helpers import vocabularies
 from helpers.byte_tokenizer import ID, PIECES, TOKENIZER, WORDS, matches
 from helpers.llamacpp import asked
+from helpers.timing import processor_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,6 +96,31 @@ def test_tokens_by_id_and_text():
     assert allowed(m) == set(PIECES) - {b"", b"a"}
     m.accept(ID[b"\xff"])
     assert m.is_over
+
+
+NAMES = "abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.mark.parametrize("n, last", [(12, '"q"?'), (24, '"q"?'), (24, '"q"'), (24, '("q"|"r"|"qr")*')])
+def test_rules_that_double_are_refused_before_they_fill_the_memory(n, last):
+    """2^n ways to read a text: the limit holds while stacks are made, and again for whoever asks again."""
+    text = "root ::= a\n" + "\n".join(f"{NAMES[k]} ::= {NAMES[k + 1]} {NAMES[k + 1]}" for k in range(n)) + \
+        f"\n{NAMES[n]} ::= {last}"
+    assert len(text) < 500
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with processor_time() as spent:
+        for _ in range(2):
+            try:
+                m = Matcher(Grammar(text, TOKENIZER))
+                for _ in range(6):
+                    m.mask()
+                    m.accept_text(b"q")
+            except ParamError as e:
+                assert "more than 5000 ways" in str(e)
+            else:
+                assert last == '"q"' or n == 12
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 << 10      # KiB
+    assert spent.seconds < 10
 
 
 def test_dead_ends():

@@ -2,9 +2,11 @@
 
 The real one is looked for in GGJIT_WHISPER, a folder with ggml-base.bin.
 """
+import json
 import os
 import pathlib
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,9 +28,11 @@ from helpers.whisper_reference import (
 from ggjit.models import convert_folder, load_speech, load_vad, quantize_gguf
 from ggjit.models.files.sound import open_sound, with_samples
 from ggjit.models.speech.decoding import Texts, TokenRules, beam_search, decode
-from ggjit.models.speech.tokens import gpt2_words
-from ggjit.models.speech.words import dtw, median_rows
+from ggjit.models.speech.streaming import LiveTranscript
+from ggjit.models.speech.tokens import LANGUAGES, gpt2_words
+from ggjit.models.speech.words import Word, dtw, median_rows
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError, ShapeError, TypeMismatch
+from ggjit.tools.command.main import main
 
 RATE = 16000
 REAL = pathlib.Path(os.environ.get("GGJIT_WHISPER", "/nowhere")) / "ggml-base.bin"
@@ -471,3 +475,110 @@ def test_a_real_recording_by_beams_and_with_another_model(base, tmp_path):
     quantize_gguf(REAL, tmp_path / "q8.gguf", "Q8_0", progress=False)
     with load_speech(tmp_path / "q8.gguf", n_threads=2) as m:
         assert m.transcribe(JFK).text.replace(",", "") == JFK_TEXT.replace(",", "")
+
+
+# ---------------------------------------------------------------- sound that is coming in
+class Heard:
+    """Stands for a Speech: hears so many words of a text, the last of them wrongly, half a second each."""
+    SAYS = [f" word{i}" + "." * (i % 7 == 6) for i in range(80)]
+
+    def __init__(self):
+        self.buffers = []
+
+    def transcribe(self, samples, **options):
+        first = round(samples[0] * 1000)                    # the sound says where it begins
+        n = len(samples) // (RATE // 2)
+        self.buffers.append(len(samples) / RATE)
+        says = [Word(i / 2, i / 2 + 0.5, self.SAYS[first + i], 1.0) for i in range(n)]
+        if says:
+            says[-1] = says[-1]._replace(word=f" wrong{len(self.buffers)}")
+        return SimpleNamespace(words=says, language="en", languages=SimpleNamespace(probability=0.9))
+
+
+def test_a_stream_gives_out_what_it_hears_twice():
+    sound = np.repeat(np.arange(80) / 1000, RATE // 2).astype(np.float32)
+    speech, given = Heard(), []
+    stream = LiveTranscript(speech, step=1.0, longest=6.0)
+    for i in range(0, len(sound), 3000):
+        words = stream.feed(sound[i:i + 3000])
+        given += words
+        assert stream.text == "".join(w.word for w in given).strip()
+        assert all(a.end <= b.start + 1e-6 for a, b in zip(stream.words, stream.words[1:], strict=False))
+    stable = len(given)
+    assert "".join(w.word for w in given) == "".join(Heard.SAYS[:stable]) and stable > 70
+    assert max(speech.buffers) < 8 and stream.seconds == pytest.approx(40)      # the buffer is cut
+    assert 0 < stream.delay < 4 and min(stream.delays) > 0
+    stream.finish()
+    assert stream.text.startswith("".join(Heard.SAYS[:stable]).strip()) and stream.pending == []
+    with pytest.raises(ParamError, match="finished"):
+        stream.feed(sound[:10])
+
+
+def test_a_stream_of_a_model(model):
+    stream = model.stream(language="en")
+    x = noise(3)
+    for i in range(0, len(x), 7777):
+        stream.feed(x[i:i + 7777])
+    with pytest.raises(ParamError, match="finite"):
+        stream.feed(np.full(10, np.nan, np.float32))
+    assert stream.seconds == pytest.approx(3) and stream.finish() is not None
+    with pytest.raises(ParamError, match="step"):
+        model.stream(step=0.0)
+
+
+# ---------------------------------------------------------------- the command
+def test_the_command(small, tmp_path, capsys):
+    path = wav(tmp_path / "x.wav", noise(1.2), 8000)
+    for options in (["--json", "--words"], ["--srt"], ["--vtt", "--words"], []):
+        assert main(["transcribe", str(path), "-m", str(small), "--no-vad", "--temperature", "0", *options]) == 0
+        out, err = capsys.readouterr()
+        assert "8000 Hz" in err
+        if "--json" in options:
+            found = json.loads(out)
+            assert {"text", "language", "segments", "audio_seconds", "seconds"} <= found.keys()
+            assert found["language"] in LANGUAGES and found["audio_seconds"] == pytest.approx(2.4)
+        assert not options or "--vtt" not in options or out.startswith("WEBVTT")
+    assert main(["transcribe", str(tmp_path / "none.wav"), "-m", str(small)]) == 1
+    assert "none.wav" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- inside
+def test_named_values(model, tensors, mel, encoded):
+    names = {s.name for s in model.names()}
+    assert {"conv1", "enc_result", "logits", "result_norm", "blk.1.enc_l_out", "blk.0.dec_ffn_out", "blk.1.cross_attn",
+            "blk.0.cross_kq_soft_max"} <= names
+    tokens = [*PROMPT, 7, 8]
+    logits, cross = Reference(tensors, 2).decode(encoded, tokens)
+    got = model.capture(["enc_result", "logits", "blk.0.cross_kq_soft_max"], mel, tokens)
+    assert relative(got["enc_result"], encoded) < 1e-5 and nmse(got["logits"][:5], logits) < 1e-9
+    assert np.abs(got["blk.0.cross_kq_soft_max"].reshape(2, -1, 64)[:, :5] - cross[0]).max() < 1e-5
+    with pytest.raises(ParamError, match="nearest"):
+        model.capture("blk.9.nothing", mel)
+
+
+def test_patched_values(model, mel):
+    before = model.encode(mel)
+    with model.patch({"blk.1.enc_ffn_out": 0, "blk.1.enc_attn_out": lambda x: 0 * x}):
+        got = model.capture(["blk.0.enc_l_out", "blk.1.enc_l_out"], mel)
+        assert np.array_equal(got["blk.0.enc_l_out"], got["blk.1.enc_l_out"])       # the layer adds nothing
+        assert relative(model.encode(mel), before) > 0.01
+    assert np.array_equal(model.encode(mel), before)
+
+
+def test_pictures(model):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    x = noise(1.2)
+    s = model.spectrogram(x)
+    assert s.values.shape == (80, 120) and s._repr_png_().startswith(b"\x89PNG")
+    try:
+        a = model.listening(x, "en")
+    except ParamError:                                      # it heard nothing in this noise
+        a = model.listening(noise(1.2, 3), "en")
+    assert a.alignment.weights.shape == (len(a.alignment.pieces), 60)
+    assert all(np.allclose(w.sum(1), 1, atol=1e-3) for w in a.heads.values())
+    assert a._repr_png_() and a.plot_word(0).get_title()
+    for axes in (s.plot(), a.plot(), a.plot_word(0)):       # readable on any page
+        assert axes.figure.get_facecolor() == (1, 1, 1, 1) and axes.xaxis.label.get_color() == "#222222"
+    plt.close("all")
+    with pytest.raises(ParamError, match="word"):
+        a.plot_word(10**6)

@@ -8,5 +8,3 @@
     kernel_pack.py  compiled kernels in one file
     op_page.py      the ops as text, from their specs; support.py asks the devices for types
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

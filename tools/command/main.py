@@ -17,7 +17,7 @@ from ggjit.tools.command.parser import Arguments, try_first
 
 def main(argv=None):
     """Entry point of the `ggjit` command; returns the exit status."""
-    if sys.stderr is None:                  # closed by the caller
+    if sys.stderr is None:                  # stderr was closed by the caller
         sys.stderr = open(os.devnull, "w")
     if hasattr(sys.stdout, "reconfigure"):              # not where a notebook or a test has put another in its place
         sys.stdout.reconfigure(errors="replace")        # a terminal that cannot show a character shows ? instead
@@ -27,7 +27,7 @@ def main(argv=None):
         return 2
     try:
         parsed = Arguments().parse(argv)
-        gc.enable()                         # it may rest until here (ggjit_command.py)
+        gc.enable()                         # garbage collection is off until here (ggjit_command.py)
         return _status(*parsed)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

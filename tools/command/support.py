@@ -60,7 +60,7 @@ def op_types(op, device):
             source = _sources(built, _find(built.result, op))
         for changes in [{}, *_changes([t for t, _ in plain])]:
             if changes and all(t in found.get(source.get(i), ()) for i, t in changes.items()):
-                continue                # known
+                continue                # the type is known to work
             with _built(case, changes, {plain[i][1]: WHOLE_ROW for i, t in changes.items() if plain[i][1] % t.block}) \
                     as built:
                 node = built and _find(built.result, op)

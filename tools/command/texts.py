@@ -44,7 +44,7 @@ def compute_file(args, kinds, compute, write):
     if os.path.exists(args.output) and os.path.exists(args.input) and os.path.samefile(args.input, args.output):
         raise ParamError(f"--output {args.output} is the --input; choose another file for the results")
     if kind == ".parquet":
-        extra("pyarrow", "parquet")             # before anything is computed
+        extra("pyarrow", "parquet")             # a missing extra is reported before anything is computed
     texts, keep = texts_of(args.input, args.column), f"{args.output}.parts"
     with _cluster(args) as cluster, bar("texts", len(texts)) as step:
         results = compute(texts, cluster, keep, step)

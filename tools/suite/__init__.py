@@ -16,5 +16,3 @@
     ggml_cuda.py    what ggml's CUDA backend serves
     command.py      `ggjit ops test | perf | support | grad`
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

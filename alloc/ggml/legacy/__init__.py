@@ -1,4 +1,4 @@
-"""ggml's allocators as of November 2023 (rows A9.* and A10.*), for plans and programs of that time.
+"""ggml's allocators as of November 2023, for plans and programs of that time.
 
     alias_2023          which tensors share memory
     tensor_alloc        places for one tensor at a time, with free

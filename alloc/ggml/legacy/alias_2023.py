@@ -1,4 +1,4 @@
-"""The aliasing pass of ggml's November 2023 sources, word for word (rows A10.02-A10.18).
+"""The aliasing pass of ggml's November 2023 sources, word for word.
 
 What differs from `alias.py`:
     - the scan of sources stops at the first absent one;

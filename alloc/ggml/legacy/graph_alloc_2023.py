@@ -1,4 +1,4 @@
-"""The graph allocator of 2023, which goes on from the state that places for single tensors are in (rows A10.*)."""
+"""The graph allocator of 2023, which goes on from the state that places for single tensors are in."""
 import types
 
 import numpy as np
@@ -45,18 +45,18 @@ class GraphAllocator2023:
         self.parse_seq = None
 
     def set_parse_seq(self, seq):
-        """Explicit order as node positions, -1 for barriers; an empty list turns it off (A10.03)."""
+        """Explicit order as node positions, -1 for barriers; an empty list turns it off."""
         seq = check_ids("parse_seq", seq)
         self.parse_seq = seq if len(seq) else None
 
     def alloc_graph(self, talloc, table, node_ids, leaf_ids, sizes):
-        """(max_size of the allocator, GraphPlan) (A10.14)."""
+        """(max_size of the allocator, GraphPlan)."""
         plan = self.alloc_graph_n([talloc], table, node_ids, leaf_ids, sizes)
         return talloc.max_size, plan
 
     @oom_guard("a memory plan")
     def alloc_graph_n(self, tallocs, table, node_ids, leaf_ids, sizes, node_tallocs=None, leaf_tallocs=None):
-        """An allocator per tensor (A10.15): node_tallocs, leaf_tallocs are numbers into `tallocs`, None: all 0.
+        """An allocator per tensor: node_tallocs, leaf_tallocs are numbers into `tallocs`, None: all 0.
 
         Returns a GraphPlan whose buffers are the allocators and whose offsets count from their bases.
         """
@@ -110,7 +110,7 @@ class GraphAllocator2023:
 def maxima(plan, buffer=0, above=0):
     """Every new maximum of one buffer's first chunk: (bytes, [(id, offs, nbytes)...] by address).
 
-    What GGML_ALLOCATOR_DEBUG prints (A9.23), from the events of a plan.
+    What GGML_ALLOCATOR_DEBUG prints, from the events of a plan.
     """
     live, top, out = {}, above, []
     for kind, a, nbytes, _ in plan.events.tolist():

@@ -1,4 +1,4 @@
-"""Places for one tensor at a time: ggml's best fit of 2023 (rows A9.*).
+"""Places for one tensor at a time: ggml's best fit of 2023.
 
 Tensors are known by id, memory by byte offsets from the buffer's base; nothing here touches memory.  The allocators
 that place tensors stand on these: engine/graphs/tensor_allocators.py.
@@ -51,9 +51,9 @@ def _reset(state, words, offs, size):
 class BestFit:
     """Where the `ggml_tallocr` of 2023 puts tensors: best fit with free, over one buffer.
 
-    size        bytes of the buffer; None: it measures and never runs out (A9.04)
+    size        bytes of the buffer; None: it measures and never runs out
     base        address of the buffer's first byte; offsets count from it
-    on_max      called with (max_size, [(id, offs, nbytes)...] by address) at every new maximum (A9.23)
+    on_max      called with (max_size, [(id, offs, nbytes)...] by address) at every new maximum
     """
 
     def __init__(self, size=None, alignment=32, base=None, on_max=None):
@@ -71,7 +71,7 @@ class BestFit:
 
     # ---- state
     def reset(self):
-        """One free block from the aligned base; max_size stays (A9.08)."""
+        """One free block from the aligned base; max_size stays."""
         start = aligned_offset(self.base, 0, self.alignment)
         _reset(self._state, self._words, start, self.size - (0 if self.is_measure else start))
         self.own.clear()
@@ -87,7 +87,7 @@ class BestFit:
 
     @property
     def max_size(self):
-        """Highest end of any allocation since creation, bytes from base (A9.20)."""
+        """Highest end of any allocation since creation, bytes from base."""
         return int(self._state[HEAD + 1])
 
     @property
@@ -98,7 +98,7 @@ class BestFit:
         return [(int(self._state[o + i]), int(self._state[o + cap + i])) for i in range(n)]
 
     def is_own(self, i):
-        """Whether tensor i lives in this allocator's buffer (A9.24)."""
+        """Whether tensor i lives in this allocator's buffer."""
         return i in self.own
 
     def nbytes_for(self, nbytes):
@@ -115,7 +115,7 @@ class BestFit:
     # ---- allocating
     def alloc(self, i, nbytes, table=None):
         """Place tensor i (nbytes bytes) and return its offset.  With the table, views and tensors that have memory
-        are refused (A9.09).  OutOfMemory says what is needed and what there is, and changes nothing (A9.13)."""
+        are refused.  OutOfMemory says what is needed and what there is, and changes nothing."""
         if nbytes < 0 or nbytes > UNBOUNDED // 2:
             raise ShapeError(f"tensor {i}: {nbytes} bytes")
         if i in self.live:
@@ -137,7 +137,7 @@ class BestFit:
             self.on_max(offs + need, sorted(((t, *p) for t, p in self.live.items()), key=lambda p: p[1]))
 
     def free_id(self, i):
-        """Give tensor i's bytes back; tensors of other buffers are ignored (A9.16), twice is an error (A9.18)."""
+        """Give tensor i's bytes back; tensors of other buffers are ignored, twice is an error."""
         if i not in self.own:
             return
         if i not in self.live:

@@ -96,7 +96,7 @@ def _load(path):
         if payload is None:
             return None
         facts, cubin = cache_files.unpack(payload, 2)
-    except (cache_files.Unusable, OSError):             # compiled again
+    except (cache_files.Unusable, OSError):             # the cached cubin cannot be used: compile again
         return None
     return Binary(cubin=cubin, **json.loads(facts))
 

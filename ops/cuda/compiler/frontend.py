@@ -16,7 +16,7 @@ _one_at_a_time = threading.RLock()
 
 @contextlib.contextmanager
 def _answering(module, name, answer):
-    """`module.name` is `answer` meanwhile."""
+    """Inside the block `module.name` is replaced by `answer`."""
     with _one_at_a_time:
         before = getattr(module, name)
         setattr(module, name, answer)

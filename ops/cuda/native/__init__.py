@@ -5,5 +5,3 @@
 
 Read `launch`, `views`, then `compiler/contract` for the functions kernels call.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

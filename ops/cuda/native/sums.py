@@ -23,7 +23,7 @@ def _over_block(over_warp, neutral):
             if lane < n_warps:
                 y = lds_f32(p + 4 * lane)
             x = over_warp(y)
-            sync()                              # the parts may be overwritten now
+            sync()                              # barrier: other warps may now overwrite the partial sums
         return x
     return reduce
 

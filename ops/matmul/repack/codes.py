@@ -38,7 +38,7 @@ from ggjit.ops.types.shared.dot import OWN
 ROWS = LANES
 CHUNK_NBYTES = 64 << 10             # of weights, where there are enough: [576 x 1536] Q4_0, two threads, 1.1 x (Zen 5)
 UNPACKED_NBYTES = 384 << 10         # of unpacked weights a thread keeps in the second-level cache
-MAX_COLUMNS = 4                     # of AVX2
+MAX_COLUMNS = 4                     # columns of a tile with AVX2
 
 
 # ---------------------------------------------------------------- the layout
@@ -165,7 +165,7 @@ def _make(type, shape):
         chunk = chunk_rows(groups, nth)
         if n_lines > 1:                         # few tiles: a chunk is soon done, and the next one asked for meanwhile
             return n_groups
-        if n_lines or unpacks:                  # unpacked rows have to fit their memory
+        if n_lines or unpacks:                  # a chunk may not have more unpacked rows than fit the scratch memory
             chunk = min((groups + 2 * nth - 1) // (2 * nth), UNPACKED_NBYTES // (n_blocks * seen_nbytes))
             return max(1, chunk // n_groups) * n_groups
         chunk = max(chunk, min(CHUNK_NBYTES // (n_blocks * nbytes), groups // (2 * nth)))

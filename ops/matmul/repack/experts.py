@@ -42,7 +42,7 @@ from ggjit.ops.native.node import (
 from ggjit.ops.types.shared.dot import OWN
 from ggjit.ops.types.shared.moves import move_bytes
 
-GROUP_NBYTES = 4 * LANES                # of a column of the result
+GROUP_NBYTES = 4 * LANES                # bytes that a group of rows has in a column of the result
 
 
 def _make_one(type, prefetch):
@@ -156,7 +156,7 @@ def _make_many(type, n_columns, n_groups, prefetch, in_turn):
                 return OK
             for item in range(start, min(total, start + chunk)):
                 i = item // bunches
-                g = min((item - i * bunches) * n_groups, groups - n_groups)     # the last may overlap
+                g = min((item - i * bunches) * n_groups, groups - n_groups)  # the last group may overlap the one before
                 e = ld_i64(experts + 8 * i)
                 first = ld_i64(starts + 8 * e)
                 expert_group(addr(a) + (e * groups + g) * group_nbytes, columns + 2 * first * column, column, n_blocks,
@@ -183,7 +183,7 @@ def product(t, n_threads):
                       lambda: mul_mat_id_tile.make_kernel(type, F32, tile, make_rows_of(format)), cost,
                       mul_mat_id_tile.work_nbytes(tile, k, n_experts, n_pairs, n_threads, type.row_nbytes(k)), modules)
     most, in_turn = widest(format)
-    columns = 4 if per_expert <= 4 else min(most, 12)           # two kernels a type, not one for each
+    columns = 4 if per_expert <= 4 else min(most, 12)           # only two widths, so that a type needs two kernels
     n_groups, pairs = 1, columns_of_pairs(m)
     if pairs and per_expert > most:
         columns, n_groups, in_turn = pairs, 2, False

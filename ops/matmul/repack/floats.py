@@ -34,7 +34,7 @@ from ggjit.ops.native.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque
 
 ROWS, BLOCK = W, 8                      # BLOCK elements of k are a step of the tile
 VECTORS, MAX_COLUMNS = (3, 8) if W == 16 else (2, 6)
-PANEL = VECTORS * W                     # rows
+PANEL = VECTORS * W                     # rows of a panel
 KC = 384                                # elements of k between two visits to the result; 192 and 256 are 0 - 2 % slower
 LINES = BLOCK * VECTORS * B // 64       # cache lines of weights a step reads
 

@@ -61,7 +61,7 @@ from ggjit.ops.types.shared.dot import OWN
 
 FALSE = ir.Constant(ir.IntType(1), 0)
 AHEAD_NBYTES = 6144                 # between a prefetch and its use, of all groups, up to whole blocks
-LOCALITY = {OWN: 2, "near": 3}      # the cache it goes into
+LOCALITY = {OWN: 2, "near": 3}      # cache level that a prefetch goes to
 
 
 # ---------------------------------------------------------------- activations

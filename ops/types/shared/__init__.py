@@ -10,5 +10,3 @@
 
 Read `dot`, `quant32`, `blocks`, `blocks_plain`; then a type file.
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -96,7 +96,7 @@ def _iq3_s(s, to):
 
 
 # ---------------------------------------------------------------- the types
-SMALLEST = 2.0 ** -149                  # float32 above 0
+SMALLEST = 2.0 ** -149                  # the smallest float32 above 0
 
 
 def _writer(name, pack, n_distances, needs_importances=False, **search):

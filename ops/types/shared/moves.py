@@ -27,7 +27,7 @@ from ggjit.ops.native.simd import B, ldf, ldf_part, opaque, stf, stf_part
 PIECE = 1024                            # a multiple of every block
 SCRATCH_NBYTES = 4 * PIECE
 SHORT, LONG, FAR = 256, 64 * B, 1 << 15 # bytes: a loop of vectors, of four, of four with prefetch, libc's memcpy
-AHEAD, LINE = 1024, 64                  # bytes
+AHEAD, LINE = 1024, 64                  # bytes between a prefetch and its use; bytes of a cache line
 STEP = AHEAD // 4                       # float32 elements; a multiple of every block
 
 

@@ -80,7 +80,9 @@ def test_argmax_with_nans_is_the_cpus(gpu, share):
 
 
 @pytest.mark.parametrize("options", [dict(kt=gg.Q8_0, d=32, n_kv=40, heads=1, rep=2),
-                                     dict(kt=gg.Q4_0, vt=gg.Q8_0, d=32, n_kv=9, heads=2, cap=5.0, sinks=True)], ids=str)
+                                     dict(kt=gg.Q4_0, vt=gg.Q8_0, d=32, n_kv=9, heads=2, cap=5.0, sinks=True),
+                                     dict(kt=gg.Q5_0, vt=gg.IQ4_NL, d=64, n_kv=9, heads=1),
+                                     dict(kt=gg.IQ4_NL, vt=gg.Q5_0, d=32, n_kv=5, heads=1, n=1)], ids=str)
 def test_attention_over_a_quantised_cache(gpu, options):
     check(gpu, Case(str(options), flash_attn.make_case(**options), 1e-11), 3)
 

@@ -326,3 +326,33 @@ def test_there_is_one_of_each():
         assert not [n for n in vars(module) if n in ("Allocr", "TensorAllocator") or n.startswith("from_")]
     with pytest.raises(AttributeError, match="has no attribute 'allocr'"):
         gg.alloc.allocr()
+
+
+@pytest.mark.parametrize("how", ["Allocr", "usage"])
+def test_results_are_lost_when_another_graph_computes_in_their_memory(how):
+    """Whatever the buffer says it is used for."""
+    ctx = gg.Context()
+    x, z = (gg.from_numpy(ctx, np.full(64, v, np.float32)) for v in (1, 2))
+    y, other = gg.add(x, x), gg.add(z, z)
+    graphs = gg.Graph(y), gg.Graph(other)
+    allocator = gg.Allocr.new_from_backend(CPU, 4096) if how == "Allocr" else gg.GraphAllocator(CPU)
+    plans = []
+    for graph in graphs:
+        allocator.alloc_graph(graph)
+        if how == "usage":
+            y.buffer and y.buffer.set_usage(gg.USAGE_WEIGHTS)
+            graph.placement.where[graph.outputs[0].id][0].set_usage(gg.USAGE_WEIGHTS)
+        plans.append(CPU.graph_plan_create(graph))
+        if how == "Allocr":
+            allocator.reset()
+    plans[0].compute()
+    assert (y.numpy() == 2).all()
+    plans[1].compute()
+    assert (other.numpy() == 4).all()
+    for read in (y.numpy, lambda: plans[0].numpy(y), lambda: gg.tensor_get(y, 0, y.nbytes), y.bytes):
+        with pytest.raises(gg.Overwritten, match="was used by another graph"):
+            read()
+    plans[0].compute()
+    assert (plans[0].numpy(y) == 2).all()
+    with pytest.raises(gg.Overwritten, match="was used by another graph"):
+        plans[1].numpy(other)

@@ -10,6 +10,7 @@ from helpers.streams import N, leaf, world
 import ggjit as gg
 from ggjit.core.pending import IN_FLIGHT
 from ggjit.ops.core.record import OP
+from ggjit.sched.scheduled_plan import ScheduledPlan
 
 
 def two_streams(rules="modern", parallel=False, delay=5e-3):
@@ -284,3 +285,18 @@ def test_reading_threads_do_not_disturb_a_pipeline():
     thread.join()
     assert set(seen) <= {2.0 * k for k in range(30)}
     assert (cache.numpy() == 58).all()
+
+
+@pytest.mark.parametrize("type", [gg.F32, gg.F16, gg.BF16, gg.Q8_0])
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 1, 3, 64)])
+def test_what_is_submitted_is_read_as_numpy_reads_it(shape, type):
+    """Shapes, types and values of `numpy`, of a graph and of a plan."""
+    x = gg.from_numpy(gg.Context(), np.random.default_rng(3).standard_normal(shape, np.float32))
+    y = gg.scale(x, 2.0) if type is gg.F32 else gg.cast(x, type)
+    sched, graph = gg.Scheduler([gg.init_backend("CPU")]), gg.Graph(y)
+    plan = ScheduledPlan(sched, graph)
+    for read in (sched.submit_and_read(graph, y), plan.submit(y)):
+        got = read()
+        want = sched.numpy(y)
+        assert got.shape == want.shape == shape and got.dtype == want.dtype and np.array_equal(got, want)
+        assert np.array_equal(plan.numpy(y), want)

@@ -5,5 +5,3 @@
     run(args)               prints unless args.json, returns the dict that --json prints
     JSON = False            the command takes no --json
 """
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

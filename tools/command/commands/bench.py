@@ -46,7 +46,7 @@ def run(args):
     if not args.p and not args.n:
         raise ParamError("nothing to measure: -p and -n are both 0")
     with compiling():
-        # without a prompt nothing as large as a batch is ever computed
+        # without a prompt no batch is computed: memory is not reserved for one
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, reserve=args.p > 0,
                  n_seqs=args.parallel, **rope_args(args))
         if not hasattr(m, "decode"):

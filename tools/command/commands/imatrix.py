@@ -25,7 +25,7 @@ def add_arguments(c):
 
 
 def run(args):
-    refuse_existing(args.output, args.force)                # before the work, not after it
+    refuse_existing(args.output, args.force)                # refuse before computing, not after
     require_folder(args.output)
     text, options = read_text(args.data), chunk_options(args)
     with compiling():

@@ -23,7 +23,7 @@ from ggjit.tools.command.support import supported
 EXAMPLES = (("ggjit info soft_max", "one op: builders, types, files"),
             ("ggjit info m.gguf", "keys and tensors of a file"),
             ("ggjit info --tuning", "what was chosen for this processor"))
-SHOWN = 8                       # items of an array, and
+SHOWN = 8                       # items of an array that are printed, and
 SHOWN_TEXT = 100                # characters of a text that are printed
 
 

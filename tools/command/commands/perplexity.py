@@ -27,7 +27,7 @@ def add_arguments(c):
 
 def run(args):
     if args.save_logits is not None:
-        refuse_existing(args.save_logits, args.force)       # before the work, not after it
+        refuse_existing(args.save_logits, args.force)       # refuse before computing, not after
     text, options, base = read_text(args.data), chunk_options(args), args.kl_divergence_base
     with compiling():
         if base is not None and is_model(base):

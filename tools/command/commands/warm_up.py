@@ -25,7 +25,7 @@ def run(args):
         m = load_model(path, **{**options, "repack": False})
         tuned = tune_for(m)                     # before there are helpers: nothing else may run beside it
         shared_from = tune_sharing(m.backend.n_threads)
-        m._repack(args.repack)                  # as was measured
+        m._repack(args.repack)                  # repack by what was just measured
         help_when_compiling(path, options)
         todo = list(jobs(m).values())
         with bar("kernels", len(todo)) as step:
@@ -34,7 +34,7 @@ def run(args):
                 step()
         m.warm_up()
     n = CACHE.compiled + CACHE.loaded
-    compiled = min(n, len(kept_kernels() - before))         # here and by helpers
+    compiled = min(n, len(kept_kernels() - before))         # kernels compiled here and by helpers
     result = {"kernels": n, "compiled": compiled, "cached": n - compiled, "seconds": time.perf_counter() - t0,
               "tiles": tiles_json(tuned), "shared_from_nanoseconds": shared_from}
     if not args.json:

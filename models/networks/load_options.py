@@ -1,0 +1,41 @@
+"""What load_model is asked for, in one place."""
+import dataclasses
+import time
+from typing import Any
+
+from ggjit.models.blocks.hparams import ROPE_OPTIONS
+from ggjit.models.core.checks import known_options
+
+DECODER_OPTIONS = "n_ctx", "n_batch", "kv_type", "flash", "n_seqs"
+KEYWORDS = (*DECODER_OPTIONS, *ROPE_OPTIONS, "repack")          # names of load_model's **options
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadOptions:
+    """Arguments of load_model under their names, which its docstring explains.
+
+    A network checks what it uses before it reads weights; DECODER_OPTIONS and rope are for decoders alone.
+    """
+    backend: Any = "CPU"
+    n_threads: int | None = None
+    reserve: bool = True
+    n_gpu_layers: int | None = None
+    cpu_moe: bool = False
+    strict: bool = True
+    lora: Any = ()
+    devices: Any = None
+    repack: bool | None = None
+    n_ctx: int | None = None
+    n_batch: int = 512
+    kv_type: Any = "F16"
+    flash: bool = True
+    n_seqs: int | None = None           # None: as many as the architecture computes at once
+    rope: dict = dataclasses.field(default_factory=dict)        # those of ROPE_OPTIONS that were given
+    started: float = dataclasses.field(default_factory=time.perf_counter)      # when loading began
+
+    @classmethod
+    def of(cls, keywords, **more):
+        """From load_model's **options and its other arguments.  Errors: ParamError for unknown names."""
+        known_options("load_model", keywords, KEYWORDS)
+        rope = {name: value for name, value in keywords.items() if name in ROPE_OPTIONS}
+        return cls(**{name: value for name, value in keywords.items() if name not in rope}, rope=rope, **more)
