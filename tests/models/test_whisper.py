@@ -624,7 +624,7 @@ def write_hf(folder, tensors):
     out = {}
     for name, a in tensors.items():
         for theirs, ours in names.items():
-            name = name.replace(ours, theirs)
+            name = name.replace(ours, theirs) if ours != "attn." else name.replace(".attn.", ".self_attn.")
         out["model." + name] = a.reshape(-1) if name.endswith(("conv1.bias", "conv2.bias")) else a
     save_safetensors(folder / "model.safetensors", out)
     vocab = {"".join(CHAR_OF_BYTE[b] for b in t): i for i, t in enumerate(token_bytes())}
