@@ -18,7 +18,7 @@ from ggjit.sched.layout import GraphLayout, place_leaves
 from ggjit.sched.run import Run
 
 
-@dataclasses.dataclass(buft_ids=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class SchedSettings:
     """What a Scheduler wants, as it is now; the names are those of its arguments.
 
