@@ -285,7 +285,8 @@ class _Speech:
                    sample_rate: int = 16000, temperature: float | Sequence[float] = ..., best_of: int = 5,
                    patience: float = 1.0, compression_ratio_threshold: float = 2.4, logprob_threshold: float = -1.0,
                    no_speech_threshold: float = 0.6, condition_on_previous_text: bool = True,
-                   suppress_non_speech: bool = False, audio_ctx: int | Literal["auto"] | None = None, seed: int = 0,
+                   suppress_non_speech: bool = False, audio_ctx: int | Literal["auto"] | None = None, batch: int = 1,
+                   seed: int = 0,
                    progress: Callable[[float], object] | None = None) -> _Transcript: ...
     def stream(self, step: float = 1.0, longest: float = 20.0, sample_rate: int = 16000,
                **options: Any) -> _LiveTranscript: ...

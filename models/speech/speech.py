@@ -79,7 +79,8 @@ class Speech:
     def transcribe(self, sound, language=None, task="transcribe", beam=1, timestamps=True, word_timestamps=False,
                    prompt=None, vad=True, *, sample_rate=RATE, temperature=TEMPERATURES, best_of=5, patience=1.0,
                    compression_ratio_threshold=2.4, logprob_threshold=-1.0, no_speech_threshold=0.6,
-                   condition_on_previous_text=True, suppress_non_speech=False, audio_ctx=None, seed=0, progress=None):
+                   condition_on_previous_text=True, suppress_non_speech=False, audio_ctx=None, batch=1, seed=0,
+                   progress=None):
         """The Transcript of a recording: iterate over its segments as they come, or take `.text`.
 
             for segment in m.transcribe("talk.wav", word_timestamps=True):
@@ -94,13 +95,19 @@ class Speech:
         `best_of` draws.  no_speech_threshold: an unlikely window that is silence with that probability has no text.
         condition_on_previous_text: what was said before helps with what follows.  suppress_non_speech: no signs like
         [MUSIC].  audio_ctx: frames of 20 ms that the encoder hears at once instead of the model's 1500, "auto": as many
-        as the recording has: faster for short ones, and less exact.  progress: called with the seconds heard so far.
+        as the recording has: faster for short ones, and less exact.  batch: windows that are written side by side, cut
+        at Silero's silences, without what was said before: faster for long recordings.  progress: called with the
+        seconds heard so far.
         Errors: BadFile, ParamError (no samples, NaN, options), TypeMismatch, ShapeError, MissingExtra.
         """
         sound = self._sound(sound, sample_rate)
         o = self._options(sound, language, task, beam, timestamps, word_timestamps, prompt, temperature, best_of,
                           patience, compression_ratio_threshold, logprob_threshold, no_speech_threshold,
                           condition_on_previous_text, suppress_non_speech, audio_ctx, seed)
+        o.batch = integer("batch", batch, 1, MAX_BATCH)
+        if o.batch > 1 and (vad is False or beam > 1):
+            raise ParamError("batch cuts a recording at its silences, which vad finds, and writes the likeliest "
+                             "tokens: leave vad and beam out, or batch")
         windows = Windows(self, sound, o, self._stretches(sound, vad), progress)
         if o.language is None:
             found = self._detected(windows)
