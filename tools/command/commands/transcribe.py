@@ -9,8 +9,8 @@ from ggjit.tools.command.common import add_threads, positive
 
 EXAMPLES = (("ggjit transcribe talk.wav -m ggml-base.bin", "segments as they come, with their times"),
             ("ggjit transcribe talk.mp3 -m base.gguf --srt > talk.srt", "subtitles"),
-            ("ggjit transcribe talk.wav -m base.gguf --words --json", "every word with its time, as JSON"),
-            ("ggjit transcribe rede.wav -m base.gguf --task translate", "in English, whatever is spoken"))
+            ("ggjit transcribe rede.wav -m base.gguf --task translate --words --json",
+             "in English, whatever is spoken; every word with its time, as JSON"))
 
 
 def add_arguments(c):
@@ -19,7 +19,7 @@ def add_arguments(c):
     c.add_argument("--language", metavar="CODE", help="what is spoken: en, de, ... (what is heard in the first 30 s)")
     c.add_argument("--task", choices=TASKS, default="transcribe", help="translate: into English")
     c.add_argument("--beam", type=positive, default=1, metavar="N", help="texts that are followed at once (1)")
-    c.add_argument("--prompt", metavar="TEXT", help="names and spellings, as if they had been said before")
+    c.add_argument("-p", "--prompt", metavar="TEXT", help="names and spellings, as if they had been said before")
     c.add_argument("--words", action="store_true", help="when each word was said")
     form = c.add_mutually_exclusive_group()
     form.add_argument("--srt", action="store_true", help="print SubRip subtitles")
