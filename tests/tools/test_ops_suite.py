@@ -389,6 +389,21 @@ def test_a_ggml_says_what_it_has(wheel):
     assert "ggml" in outcome.checked or outcome.peer.startswith("type 42 (this is ggml ")
 
 
+@pytest.mark.parametrize("hung", ["waits", "computes"])
+def test_a_ggml_that_is_hung_is_ended(hung, monkeypatch):
+    p, t = peer(), gg.relu(gg.Context().new_tensor(gg.F32, (4,)))
+    records, _ = oracle.records_of([t])
+    leaves = {0: bytes(16)}
+    assert p.supports(records) == ""
+    monkeypatch.setattr(oracle, "PATIENCE", 0.3)
+    if hung == "waits":
+        os.kill(p.worker.pid, signal.SIGSTOP)
+    with pytest.raises(oracle.WorkerDied, match="exit status -9"):
+        p.seconds(records, leaves, [1], at_least=300)
+    monkeypatch.undo()
+    assert p.run(records, leaves, [1])[1] == bytes(16)
+
+
 def test_without_a_wheel_there_is_a_typed_error(monkeypatch):
     monkeypatch.setattr(oracle, "libraries", lambda wheel: [])
     with pytest.raises(gg.MissingExtra, match="pip install"):
