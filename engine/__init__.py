@@ -34,7 +34,7 @@ from ggjit.ops.core import locks as _locks  # registers what a forked child has 
 from ggjit.ops.core import requirements as _requirements
 from ggjit.ops.core import settings as _settings
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _requirements.check()
 _settings.asked_isa(), _settings.asked_tuning()     # a wrong value is an error here, not in the middle of a program
 _LATER = "train", "cluster"     # most programs do not train, on one machine

@@ -126,7 +126,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 
     def _check(self):
         if not self.ctx.alive or TABLE.cells[self.id * T_WORDS + T_GEN] != self.generation:
-            raise StaleHandle(f"{self.name or 'tensor'} belongs to a Context that was freed")
+            raise StaleHandle(f"{self.name or 'tensor'} belongs to a Context that was freed; make a new one")
         if self.view_src is not None and not self.view_src.ctx.alive:       # its row may be another tensor's by now
             raise StaleHandle(f"{self.name or 'tensor'} is a view of {self.view_src.name or 'a tensor'}, which belongs "
                               f"to a Context that was freed")

@@ -1,7 +1,6 @@
 """Speech to text: Whisper's network (networks/whisper.py) on recordings of any length.
 
-    from ggjit.models import load_speech
-    m = load_speech("ggml-base.bin")
+    m = ggjit.models.load_speech("ggml-base.bin")
     print(m.transcribe("talk.wav").text)
 
 Read speech.py first.

@@ -9,7 +9,7 @@
     token 1     ..*.....        the token's row
     token 2     ...***..
 
-The method is OpenAI's (whisper/timing.py), its rules for long words at the borders of sentences included.
+The method is OpenAI's, its rules for long words at the borders of sentences included.
 """
 from typing import NamedTuple
 

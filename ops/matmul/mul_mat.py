@@ -134,7 +134,7 @@ def _direct(b):
     return b.type is F32 and b.nb[0] == 4
 
 
-def _exact(t):
+def exact_columns(t):
     """Are the columns used as they are, beside weights for whose type they would be rounded?"""
     return bool(t.op_params[0] == PREC_F32) and traits_of(t.src[0].type).dot_f32 is not None
 
@@ -182,7 +182,7 @@ def dot_shape(type, k, m, n, exact=False):
 
 def _dot_kernel(t, n_threads):
     a, b = t.src[:2]
-    exact, n = _exact(t), b.ne[1]
+    exact, n = exact_columns(t), b.ne[1]
     dot = mul_mat_dot.dot_of(a.type, exact)
     direct = dot.prepare is None and _direct(b)
     shape = dot_shape(a.type, a.ne[0], a.ne[1], n, exact)
@@ -194,7 +194,7 @@ def _dot_kernel(t, n_threads):
 
 def _tile_kernel(t, n_threads):
     a, b = t.src[:2]
-    tile, exact = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1]), _exact(t)
+    tile, exact = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1]), exact_columns(t)
     tile = dataclasses.replace(tile, rounds=True) if exact else tile        # nothing is left to round
     direct = _direct(b) and tile.rounds
     matrices = b.ne[2] * b.ne[3]
@@ -214,7 +214,7 @@ def _sums(t, tile):
     """Float tiles without a tail add up `kc` elements of k in order, then these sums."""
     if tile.tail or tile.unit != FLOAT_UNIT or code_tile(t.src[0].type, t.src[1].ne[1]):
         return ""
-    return f"mul_mat{'-exact' * _exact(t)}-tile-{t.src[0].type.name}-{t.src[1].type.name}-" \
+    return f"mul_mat{'-exact' * exact_columns(t)}-tile-{t.src[0].type.name}-{t.src[1].type.name}-" \
            f"{min(tile.kc, t.src[0].ne[0])}"
 
 
@@ -231,7 +231,7 @@ def kernel(t, n_threads):
         return None
     if t.op_params[1] == HINT_SRC0_IS_HADAMARD:
         return Kernel("mul_mat-hadamard", hadamard.make_kernel, cost=float(np.prod(b.ne)))
-    if b.ne[1] <= max_dot_columns(a.type, _exact(t)):
+    if b.ne[1] <= max_dot_columns(a.type, exact_columns(t)):
         return _dot_kernel(t, n_threads)
     return _short_kernel(t) if mul_mat_short.fits(a, b) else _tile_kernel(t, n_threads)
 

@@ -367,7 +367,8 @@ def test_cases_on_other_instruction_sets(name, part, on_isa):
     assert done.returncode == 0, done.stderr
     used, errors = json.loads(done.stdout)
     assert used == name and len(errors) > {"drawn": 10, "all": 100}[part]
-    assert {k.split()[0] for k in errors} == {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "hadamard"}
+    assert {k.split()[0] for k in errors} == {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "hadamard",
+                                                 "exact"}
     bad = {k: e for k, (e, limit) in errors.items() if not e <= limit}
     assert not bad, bad
 

@@ -216,7 +216,7 @@ SAYS = {                                # words of each error
     "hc_pre": "dsv4_hc_pre: weights must be [n_hc, t] for x", "hc_post": "dsv4_hc_post: shapes must be [n_embd, t],",
     "out_prod": "out_prod: a and b differ in the summed", "out_prod type": "out_prod: b",
     "mul_mat_id ids": "mul_mat_id: ids must have a row per token,",
-    "mul_mat_id slots": "mul_mat_id: b.ne[1] must divide the slots,",
+    "mul_mat_id slots": "mul_mat_id: b.ne[1] must divide the experts of a token, ids.ne[0]:",
     "mul_mat_id width": "mul_mat_id: rows of as and b differ in length", "mul_mat_id id type": "mul_mat_id: ids",
     "hint number": "mul_mat_set_hint: hint must be 0 (none) or 1",
     "hint size": "mul_mat_set_hint: a Hadamard matrix is [n, n] with",

@@ -13,6 +13,7 @@ from ggjit.ops.cuda.matmul import mul_mat_dense, mul_mat_tile, quantize_columns
 from ggjit.ops.cuda.matmul.mul_mat_vec import product
 from ggjit.ops.cuda.native.launch import dense
 from ggjit.ops.cuda.rows import FLOATS
+from ggjit.ops.matmul.mul_mat import exact_columns
 
 MAX_VEC = 8
 
@@ -25,7 +26,7 @@ def _serves(t):
 
 def _mul_mat(t):
     a, b = t.src[:2]
-    if not _serves(t):
+    if not _serves(t) or b.ne[1] > MAX_VEC and exact_columns(t):        # tensor cores take columns of 16 bits
         return None
     return (mul_mat_dense.product(t) if b.ne[1] > MAX_VEC else None) or own(t)
 
