@@ -5,9 +5,9 @@ A replay enters jitted code once.  Every thread walks the NODE rows of the plan:
     thread 0   | node A (rows 0-7, 16-23 ...) | bar | c d e (tiny nodes, alone) | bar | node F ...
     thread 1   | node A (rows 8-15 ...)       | bar |   (waits)                 | bar | node F ...
 
-Rows are taken in chunks from an atomic counter in the NODE.  Nodes meet at a barrier (0.3 us; who waits long there sleeps); a run of tiny nodes
-belongs to thread 0 and has one barrier at its end.  Idle workers spin for a moment, then sleep in the system
-(ops/native/waiting.py).
+Rows are taken in chunks from an atomic counter in the NODE.  Nodes meet at a barrier (0.3 us; who waits long there
+sleeps); a run of tiny nodes belongs to thread 0 and has one barrier at its end.  Idle workers spin for a moment, then
+sleep in the system (ops/native/waiting.py).
 
 Stopping.  Thread 0 polls for signals and the abort callback every 10 ms or so, between row chunks, and asks the
 callback before every node; either raises the *abort word*.  Kernels see it between chunks and return early, still
