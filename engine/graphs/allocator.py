@@ -33,7 +33,7 @@ from ggjit.graphs.requests import (
 )
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.host_memory import oom_guard
-from ggjit.ops.core.record import T_BUFFER, T_GEN, T_OFFS, T_OP
+from ggjit.ops.core.record import T_BUFFER, T_GEN, T_OFFS, T_OP, T_VIEW_SRC
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
@@ -186,8 +186,11 @@ class GraphAllocator:
     def _places(self, ids, bufs, chunks, offs):
         """{tensor id: (buffer, byte offset)} of those that the plan placed."""
         placed = np.flatnonzero(bufs >= 0)
-        held, at = self._memory.chunks, zip(bufs[placed].tolist(), chunks[placed].tolist(), strict=True)
-        return dict(zip(ids[placed].tolist(), zip([held[b][c] for b, c in at], offs[placed].tolist(), strict=True),
+        chunks_of = self._memory.chunks
+        first = np.cumsum([0, *map(len, chunks_of)])            # of each buffer type among all chunks
+        held = [buf for chunks in chunks_of for buf in chunks]
+        at = (first[bufs[placed]] + chunks[placed]).tolist()
+        return dict(zip(ids[placed].tolist(), zip(map(held.__getitem__, at), offs[placed].tolist(), strict=True),
                         strict=True))
 
     def _place_leaves(self, leafs, where, then):
@@ -211,9 +214,13 @@ class GraphAllocator:
 
     def _tell_buffers(self, graph, where):
         """Which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
-        for i in np.flatnonzero(VIEW_OP[TABLE.words[graph.node_ids, T_OP]]).tolist():
-            t = graph.nodes[i]
-            if t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
+        views = np.flatnonzero(VIEW_OP[TABLE.words[graph.node_ids, T_OP]])
+        view_ids = graph.node_ids[views]
+        base_ids = TABLE.words[view_ids, T_VIEW_SRC]
+        bare = (base_ids >= 0) & (TABLE.words[base_ids, T_BUFFER] < 0)
+        for i, view_id, base_id in zip(*(a[bare].tolist() for a in (views, view_ids, base_ids)), strict=True):
+            if base_id not in where and view_id in where:
+                t = graph.nodes[i]
                 raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
         buffers = [buf for chunks in self._memory.chunks for buf in chunks]
         reset_buffers(buffers)

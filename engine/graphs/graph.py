@@ -14,7 +14,7 @@ from ggjit.core.table import TABLE
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
-from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
+from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS, T_WORDS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
 from ggjit.tensors.tensor import Tensor
@@ -140,24 +140,29 @@ def _in_memory_order(nodes, leafs, output_ids):
 
 
 def visit(outputs):
-    """Depth-first, sources left to right; each tensor once.  Iterative: graphs may be deeper than Python's stack."""
-    nodes, leafs, seen, none = [], [], set(), int(OP.NONE)
+    """(nodes, leafs) depth-first, sources left to right; each tensor once.  Iterative: graphs may be deeper than
+    Python's stack.  Errors: StaleHandle."""
+    nodes, leafs, seen, none, cells = [], [], set(), int(OP.NONE), TABLE.cells
     for y in outputs:
         if y.id in seen:
             continue
         seen.add(y.id)
-        stack = [(y, 0)]
-        while stack:
-            t, i = stack.pop()
-            src = t.src
-            while i < len(src) and (src[i] is None or src[i].id in seen):
-                i += 1
-            if i < len(src):
-                stack.append((t, i + 1))
-                src[i]._check()
-                seen.add(src[i].id)
-                stack.append((src[i], 0))
-                continue
-            is_leaf = t.op == none and not int(TABLE.words[t.id, T_FLAGS]) & FLAG_PARAM
-            (leafs if is_leaf else nodes).append(t)
+        path, rests = [y], [iter(y.src)]        # tensors on the way down, and the sources each still has to visit
+        while path:
+            for s in rests[-1]:
+                if s is None or s.id in seen:
+                    continue
+                s._check()
+                seen.add(s.id)
+                if s.src:
+                    path.append(s)
+                    rests.append(iter(s.src))
+                    break
+                is_leaf = s.op == none and not cells[s.id * T_WORDS + T_FLAGS] & FLAG_PARAM
+                (leafs if is_leaf else nodes).append(s)
+            else:
+                t = path.pop()
+                rests.pop()
+                is_leaf = t.op == none and not cells[t.id * T_WORDS + T_FLAGS] & FLAG_PARAM
+                (leafs if is_leaf else nodes).append(t)
     return nodes, leafs

@@ -65,7 +65,7 @@ class GraphLayout:
             order = add_work(table, order, work, first_work)
             sizes = np.append(sizes, np.repeat(list(room.values()), 2))
         bufts = s.own_bufts
-        outputs = [assigned.local[i] for i in assigned.output_ids.tolist() if i in assigned.local]
+        outputs = np.flatnonzero(np.isin(assigned.ids, assigned.output_ids))
         request = PlanRequest(table, order, leafs, (sizes[order], sizes[leafs]), outputs,
                               [checked_int(b, "alignment") for b in bufts], [checked_int(b, "max_size") for b in bufts],
                               buft_ids[order], buft_ids[leafs], len(bufts))
@@ -122,6 +122,8 @@ def _kept_rows(assigned):
 def _keep_longer(table, order, kept, first):
     """`order` with a marker behind every node that something is kept until: a view without op that has it as source
     (as in engine/sched/planner_graph.py), in the rows of `table` from `first` on."""
+    if not kept:
+        return order
     at = {row: k for k, row in enumerate(order.tolist())}
     for marker, (row, _, _) in enumerate(kept, first):
         base = row if table[row, T_VIEW_SRC] < 0 else int(table[row, T_VIEW_SRC])
@@ -131,7 +133,7 @@ def _keep_longer(table, order, kept, first):
         table[marker, T_SRC + 1] = -1 if row == base else row
         if row == base:
             table[marker, T_VIEW_OFFS] = 0
-    return np.insert(order, [at[until] + 1 for _, until, _ in kept], range(first, first + len(kept))) if kept else order
+    return np.insert(order, [at[until] + 1 for _, until, _ in kept], range(first, first + len(kept)))
 
 
 def _work_nbytes(assigned):
