@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks import synth
-from benchmarks.catalogue_models import STORIES
+from benchmarks.catalogue import STORIES
 from benchmarks.worker import Missing
 from ggjit.cpu import cpu_plan, fusion
 from ggjit.models import load_model

@@ -36,7 +36,7 @@ import time
 import numpy as np
 
 import ggjit as gg
-from benchmarks.catalogue_models import STORIES
+from benchmarks.catalogue import STORIES
 from benchmarks.gpu_ops import op_rows
 from benchmarks.gpu_suite import CUBLAS, OWN, check_ops, nmse, sanitize, sanitizer
 from benchmarks.report import Row, Spread, markdown

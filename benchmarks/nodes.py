@@ -22,7 +22,7 @@ import tracemalloc
 
 import ggjit as gg
 from benchmarks import sched_bench, synth
-from benchmarks.catalogue_models import STORIES
+from benchmarks.catalogue import STORIES
 from ggjit.models import load_model
 
 N_LAYERS = 30

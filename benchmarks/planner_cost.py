@@ -14,7 +14,7 @@ import time
 import ggjit as gg
 from benchmarks import synth
 from benchmarks.budget import NETWORKS, training_graph
-from benchmarks.catalogue_models import STORIES
+from benchmarks.catalogue import STORIES
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 

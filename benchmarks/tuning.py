@@ -10,14 +10,14 @@ one row's in any byte is marked and could not be chosen.
 import argparse
 import json
 
-from benchmarks.catalogue_products import TYPES
+from benchmarks.catalogue import PRODUCT_TYPES
 from benchmarks.engine import CLOCKS
 from ggjit.cpu import tuning
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.matmul import choices
 from ggjit.ops.native import isa
 
-TUNABLE = {t.lower(): BY_NAME[t.lower().replace("_k", "_K")] for t in TYPES
+TUNABLE = {t.lower(): BY_NAME[t.lower().replace("_k", "_K")] for t in PRODUCT_TYPES
            if tuning.tunable(BY_NAME[t.lower().replace("_k", "_K")])}
 NAMES = (*sorted({str(tile) for type in TUNABLE.values() for tile in choices.candidates(type)}),
          *sorted({choices.layout_name(tile) for type in TUNABLE.values() for tile in choices.layout_candidates(type)}))

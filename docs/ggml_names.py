@@ -175,6 +175,11 @@ by something with another name, {none} have nothing here, for the reason given.
 """
 
 
+# builders that change an existing node in C
+NEW_NODE = ("mul_mat_set_prec", "mul_mat_set_hint", "flash_attn_ext_set_prec", "flash_attn_ext_add_sinks",
+            "soft_max_add_sinks", "rope_set_offset")
+
+
 @functools.cache
 def rules():
     """[(compiled pattern, target or "", note)]"""
@@ -216,7 +221,7 @@ def place(function):
     """(ggjit names, note) for a C function.  LookupError if no rule knows it."""
     own = function.removeprefix("ggml_")
     if function.startswith("ggml_") and hasattr(ggjit, own):
-        return (f"gg.{own}",), ""
+        return (f"gg.{own}",), "returns a new node; C's writes into its argument" if own in NEW_NODE else ""
     for pattern, target, note in rules():
         match = pattern.fullmatch(function)
         if match:

@@ -14,6 +14,7 @@ from helpers.requirements import need, shared
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import CACHE
 
+pytest_plugins = ["helpers.own_folders", "helpers.passed"]
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:       # a shell's background job: tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -87,6 +87,7 @@ def hidden():
     from ggjit.models.networks.pictures import AttentionMaps, HiddenStates, LogitLens
     from ggjit.models.networks.silero import SileroVad
     from ggjit.models.speech.speech import Speech
+    from ggjit.models.speech.streaming import LiveTranscript
     from ggjit.models.speech.transcript import Language, Segment, Transcript
     from ggjit.models.speech.words import Word
     from ggjit.models.text.generation import Generation
@@ -94,8 +95,8 @@ def hidden():
     from ggjit.profiling.nodes import NodeTime
     from ggjit.profiling.profile import Profile
     found = (MeasureReport, Drawing, Explorer, Generation, Generations, Imatrix, Network, Pareto, Plan, Pool, NodeTime,
-             Profile, Rematerialized, SileroVad, Speech, Language, Segment, Transcript, Word, ImportanceSums, Capturing,
-             AttentionMaps, HiddenStates, LogitLens)
+             Profile, Rematerialized, SileroVad, Speech, Language, Segment, Transcript, LiveTranscript, Word,
+             ImportanceSums, Capturing, AttentionMaps, HiddenStates, LogitLens)
     return {f"_{c.__name__}": c for c in found}
 
 

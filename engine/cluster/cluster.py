@@ -11,7 +11,7 @@ from ggjit.core.backend import DeviceLost
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.lifetime import Handle, call_all
 from ggjit.ops.core.errors import ParamError
-from ggjit.ops.core.host_memory import available_nbytes
+from ggjit.ops.core.machine import available_nbytes
 from ggjit.ops.core.whole_numbers import is_whole
 
 MAX_WORKERS = 256

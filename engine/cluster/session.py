@@ -18,7 +18,7 @@ from ggjit.cluster.weight_cache import WeightCache
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cpu.device import CPU
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, OutOfMemory, ParamError
-from ggjit.ops.core.host_memory import available_nbytes
+from ggjit.ops.core.machine import available_nbytes
 from ggjit.ops.core.record import WORD
 from ggjit.ops.native import isa
 

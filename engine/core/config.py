@@ -2,7 +2,8 @@
 
     GGJIT_CPU        avx512 | avx2 | generic: instruction set of the kernels (default: the best this host has)
     GGJIT_CACHE_DIR  where compiled kernels and converted models are kept
-    GGJIT_THREADS    default thread count of CPU backends (default: the cores this process may use)
+    GGJIT_THREADS    default thread count of CPU backends (default: the cores this process may use, without the
+                     efficiency cores of hybrid processors)
     GGJIT_TUNE       off | 1 | 2 | 4 | 8: rows of a decode tile by the rule, or given, not measured
     GGJIT_DEBUG      comma list: `plan` prints every plan as it is made; `poison` fills computed tensors with NaN bytes
                      before each run; `validate` checks every memory plan with the independent validator; `check`
@@ -13,6 +14,7 @@
 import os
 
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.machine import performance_cores
 
 DEBUG_SWITCHES = {"plan", "poison", "validate", "check", "sched", "copies", "registry"}
 MAX_THREADS = 512               # threads of one backend
@@ -29,18 +31,10 @@ def _debug():
 debug = _debug()
 
 
-def available_cores():
-    """Cores this process may run on (its affinity mask where the system has one)."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
-
-
 def default_threads():
     value = os.environ.get("GGJIT_THREADS")
     if not value:
-        return available_cores()
+        return performance_cores()
     if not value.isdigit() or not 1 <= int(value) <= MAX_THREADS:
         raise ParamError(f"GGJIT_THREADS={value!r}: expected an integer from 1 to {MAX_THREADS}")
     return int(value)

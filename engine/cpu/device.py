@@ -1,15 +1,12 @@
 """The CPU device: host memory, kernels from the op specs, plans on the process-wide thread pool."""
-import os
-import platform
-
 from ggjit.core.arguments import expect_slot
 from ggjit.core.backend import Backend, Device, HostMemory
-from ggjit.core.config import MAX_THREADS, available_cores, debug, default_threads
+from ggjit.core.config import MAX_THREADS, debug, default_threads
 from ggjit.core.host_buffer import HOST, HostBufferType
 from ggjit.cpu.cpu_plan import CPUPlan
 from ggjit.cpu.repacked import CPURepackBufferType, kernel_of
+from ggjit.ops.core import machine
 from ggjit.ops.core.errors import ParamError, TypeMismatch
-from ggjit.ops.core.host_memory import available_nbytes
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native import isa
@@ -41,12 +38,10 @@ class CPUDevice(HostMemory, Device):
 
     @property
     def description(self):
-        return f"{_processor_name()}, {available_cores()} cores, {isa.ISA}"
+        return f"{processor()}, {machine.available_cores()} cores, {isa.ISA}"
 
     def memory(self):
-        page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
-        total = page * os.sysconf("SC_PHYS_PAGES") if page else 0
-        return available_nbytes(), total
+        return machine.available_nbytes(), machine.total_nbytes()
 
     def init_backend(self, params=""):
         """params: "n_threads=2,fuse=0"."""
@@ -138,15 +133,9 @@ def parse_params(text, known):
     return options
 
 
-def _processor_name():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as f:
-            for line in f:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return platform.processor() or platform.machine()
+def processor():
+    """This machine's processor in the system's words, else in LLVM's."""
+    return machine.processor_name() or isa.PROCESSOR
 
 
 CPU = CPUDevice()
@@ -154,7 +143,7 @@ CPU = CPUDevice()
 
 def _features(registry=None):
     """{feature: value}: the instruction set the kernels use and what it rests on."""
-    return {"isa": isa.ISA, "cpu": _processor_name(), "cores": available_cores()}
+    return {"isa": isa.ISA, "cpu": processor(), "cores": machine.available_cores()}
 
 
 # extension functions by ggml's names; each takes what the C function takes

@@ -87,7 +87,8 @@ class Attention:
                 sizes |= {"attn_k": self.n_k} | ({} if self.v_is_k else {"attn_v": self.n_v})
             else:                       # some files hold keys and values of such layers, which are not used
                 loader.ignore(*(f"{p}attn_{n}.weight" for n in ("k", "v", "k_norm")))
-            w = {n: loader.scaled(p + n, d, ne) if self.scaled else loader.linear(p + n, d, ne, self.bias)
+            bias = self.bias or (loader.all_or_none(*(f"{p}{n}.bias" for n in sizes)) if self.bias is None else False)
+            w = {n: loader.scaled(p + n, d, ne) if self.scaled else loader.linear(p + n, d, ne, bias)
                  for n, ne in sizes.items()}
         w[self.out] = loader.scaled(p + self.out, self.n_o, d) if self.scaled else \
             loader.linear(p + self.out, self.n_o, d, self.out_bias)

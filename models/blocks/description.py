@@ -47,6 +47,11 @@ class Loader:
         weight, bias, *adapters = self.linear(name, n_in, n_out, False)
         return weight, bias, *([] if factor is None else [(None, factor, 1.0)]), *adapters
 
+    def all_or_none(self, *names):
+        """Are these tensors, which belong together, in the file?  One alone asks for the others: a file that lost some
+        would compute something else."""
+        return any(map(self.has, names)) or None
+
     def ignore(self, *names):
         """These tensors change nothing."""
         self._used.update(names)
@@ -54,7 +59,8 @@ class Loader:
     def rope_factors(self, rope):
         """The tensor of factors of a Rope, or None."""
         n_factors = rope.n_factors or rope.n_dims // 2
-        factors = [self.want(n, n_factors, optional=True) for n in (rope.factors, *rope.unused) if n]
+        names = [n for n in (rope.factors, *rope.unused) if n]
+        factors = [self.want(n, n_factors, optional=not self.all_or_none(*names)) for n in names]
         return factors[0] if factors else None
 
     def norm(self, name, kind, *ne):

@@ -5,6 +5,6 @@
     metadata.py         metadata of each architecture
     families.py         the table of architectures: metadata, changes, names
     tensors.py          what changes in the tensors
-    whisper.py          Whisper: folders of Hugging Face and CTranslate2
+    whisper.py          Whisper: folders of Hugging Face and CTranslate2; whisper_package.py: base, from pip packages
     vocabulary.py       tokenizer.json or tokenizer.model -> tokenizer.ggml.*
 """

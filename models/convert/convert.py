@@ -24,7 +24,7 @@ from ggjit.models.core.checks import one_of
 from ggjit.models.files.gguf import SCALARS, give_back
 from ggjit.models.files.load_tensors import mapped_numbers, safetensors_leaves
 from ggjit.models.files.rewrite import quantize_gguf
-from ggjit.models.files.save import Entry, encoded, write_gguf
+from ggjit.models.files.save import Entry, encoded, refuse_source, write_gguf
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, extra
 from ggjit.ops.core.types import BF16, F16, F32, F64, Q8_0
 from ggjit.ops.types.quantize import quantize
@@ -51,6 +51,7 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
     and BadFile with the file at fault, MissingExtra, CannotWrite.
     """
     folder = pathlib.Path(folder)
+    refuse_source(out, folder)
     known = one_of("type", str(getattr(type, "name", type)).upper(), ("AUTO", *TYPES))
     if folder.is_file():
         return _of_file(folder, out, known, force, progress)

@@ -91,6 +91,17 @@ def refuse_existing(path, force):
         raise CannotWrite(f"{path} exists already; choose another name, or replace it with force=True (--force)")
 
 
+def refuse_source(path, *sources):
+    """CannotWrite where `path` is a file that is read, or in a folder that is; whatever force says."""
+    if os.path.isfile(path):
+        for source in sources:
+            if source is not None and os.path.exists(source) and (
+                    os.path.samefile(path, source) or os.path.isdir(source)
+                    and os.path.samefile(os.path.dirname(os.path.abspath(path)), source)
+                    and not os.fspath(path).endswith(".gguf")):
+                raise CannotWrite(f"{path} is what is read; choose another name for what is made of it")
+
+
 def alignment(n):
     """`n`, if tensors can be aligned to it."""
     if not is_whole(n, 1, MAX_ALIGNMENT) or n & (n - 1):

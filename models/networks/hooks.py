@@ -26,7 +26,7 @@ import numpy as np
 
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
-from ggjit.ops.core import host_memory
+from ggjit.ops.core import machine
 from ggjit.ops.core.errors import GgjitError, OutOfMemory, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.host_memory import empty
 from ggjit.ops.core.record import OP, VIEW_OPS
@@ -415,7 +415,7 @@ def _nameless():
 
 def available_nbytes():
     """Bytes of memory that can be had without swapping; where the system does not say, more than there is."""
-    return host_memory.available_nbytes() or 1 << 62
+    return machine.available_nbytes() or 1 << 62
 
 
 def free_nbytes():

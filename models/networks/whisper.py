@@ -18,11 +18,13 @@ import numpy as np
 import ggjit as gg
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import one_of
+from ggjit.models.networks.hooks import TensorSpec, Wanted, named_nodes
 from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import IndexRangeError, ModelError, ParamError, ShapeError
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.matmul.mul_mat import PREC_F32
 from ggjit.tensors.context import Context
+from ggjit.tensors.summary import op_name
 
 ENCODE, DECODE, ALIGN = "encode", "decode", "align"     # kinds of graphs
 GELUS = {"exact": gg.gelu_erf, "ggml": gg.gelu}
@@ -70,7 +72,7 @@ class Whisper(Network):
         self.n_decoder, self.n_head = hparams.positive("decoder_block_count"), hparams.positive("attention.head_count")
         self.n_text, self.n_vocab = hparams.positive("context_length"), hparams.positive("vocab_size")
         self.n_audio, self.n_mels = hparams.positive("encoder.context_length"), hparams.positive("encoder.mel_count")
-        self.d_head = self.n_embd // self.n_head
+        self.n_ctx, self.d_head = self.n_text, self.n_embd // self.n_head
         if self.n_embd % self.n_head or max(self.n_text, self.n_audio, self.n_mels) > MAX_ROWS:
             raise ModelError(f"{self.file.path}: {self.n_head} heads of a width of {self.n_embd}, {self.n_text} "
                              f"tokens, {self.n_audio} frames and {self.n_mels} bands of sound are no Whisper model")
@@ -170,6 +172,28 @@ class Whisper(Network):
             return self._build_decoder(ctx, shape)
         kind, *sizes = shape
         return (self._build_encoder if kind == ENCODE else self._build_alignment)(ctx, *sizes)
+
+    @property
+    def _specs(self):
+        """{name: Spec} of encoder and decoder; sizes are those of a whole window and of two tokens."""
+        hooks = self._hooks
+        if hooks.specs is None:
+            with self._lock:
+                before, hooks.wanted = hooks.wanted, Wanted(flash=False)
+                try:
+                    every = self._named()
+                    hooks.wanted = None
+                    hooks.without_flash = frozenset(every.keys() - self._named().keys())
+                finally:
+                    hooks.wanted = before
+                hooks.specs = {name: TensorSpec(name, op_name(t), t.shape, self.backend.name, None, None,
+                                                np.dtype(np.float32)) for name, t in every.items()}
+        return hooks.specs
+
+    def _named(self):
+        """{name: tensor} of both graphs."""
+        return {name: t for shape in ((ENCODE, self.n_audio), (ALIGN, N_TOKENS, self.n_audio, 0))
+                for name, t in named_nodes(self._built(shape)[2]).items()}
 
     def largest_graph(self, all_logits=False):
         """The encoder's of a whole window."""

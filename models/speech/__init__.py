@@ -12,4 +12,6 @@ Read speech.py first.
     decoding.py         the tokens of one window
     transcription.py    the windows of a recording; transcript.py: what comes of them
     words.py            when each word was said
+    streaming.py        sound that is coming in
+    inside.py           pictures of what a model hears, and where it listens
 """

@@ -94,7 +94,7 @@ def probability(logits, token):
     return float(e[token] / e.sum())
 
 
-class Texts:
+class TextBatch:
     """The texts of one or several windows that are written side by side in the network's caches.
 
     n_each texts of each of n_windows windows; all begin with the same prompt.

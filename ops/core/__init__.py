@@ -1,10 +1,10 @@
 """What an op is, before any code runs: records, types, shape rules, errors, and how files of ops are found.
 
 Read `record` (what kernels see), `types` and `traits`, then `spec` (all that is known of one op) and `fusion_pattern`
-(runs of ops that one kernel computes).  `shape`, `whole_numbers`, `errors`, `typed_errors` and `builders` serve the
+(runs of ops that one kernel computes). `shape`, `whole_numbers`, `errors`, `typed_errors` and `builders` serve the
 builders of ops, `row_axes` says which rows of its sources a row of a result needs, `discovery` finds the files that
-declare something.  Of the process: `requirements` (what ggjit runs on), `settings` (what the environment asks),
-`host_memory` (arrays, or a typed error), `weak` (weak references), `interrupts` (Ctrl-C), `locks` (which survive a
-fork), `progress` (how far long work is).
-`printable` makes text safe for a terminal, `whole_file` writes files whole or not at all.
+declare something. Of the process: `requirements` (what ggjit runs on), `settings` (what the environment asks),
+`machine` (processor, cores, memory), `host_memory` (arrays, or a typed error), `weak` (weak references), `interrupts`
+(Ctrl-C), `locks` (which survive a fork), `progress` (how far long work is). `printable` makes text safe for a terminal,
+`whole_file` writes files whole or not at all.
 """

@@ -4,7 +4,7 @@
     with oom_guard("set", t):                              the same for all that is allocated inside
         ...
 
-Threads are memory too: their stacks (`start`).  `available_nbytes` is what the machine can still give.
+Threads are memory too: their stacks (`start`).
 
 Tests make the k-th request fail: `with refusing(k):`.
 """
@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import math
-import os
 
 import numpy as np
 
@@ -20,16 +19,6 @@ from ggjit.ops.core.errors import GgjitError, OutOfMemory
 from ggjit.ops.core.shape import describe
 
 _refused = None                 # numbers of requests -> refuse this one?  None: all are tried
-
-
-def available_nbytes():
-    """Bytes that programs may take without swapping: free, or holding files that can be read again; 0: unknown."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as f:
-            return next(int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        known = "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", ())
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") if known else 0
 
 
 class oom_guard:

@@ -129,6 +129,19 @@ def amax_ir(b, v):
     return fold_ir(b, a, lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
 
 
+def amax_or_nan_ir(b, vs):
+    """max |v[i]| over float vectors, NaN where one of them is: the bits of sizes are in their order, NaN above all."""
+    ints = ir.VectorType(IR_I32, vs[0].type.count)
+    mask = splat_const("i32", 0x7FFFFFFF, vs[0].type.count)
+    bits = [b.and_(b.bitcast(v, ints), mask) for v in vs]
+
+    def larger(x, y):
+        return b.select(b.icmp_signed(">", x, y), x, y)
+    while len(bits) > 1:
+        bits = [larger(x, y) for x, y in zip(bits[::2], bits[1::2], strict=True)]
+    return b.bitcast(fold_ir(b, bits[0], larger), ir.FloatType())
+
+
 def concat_ir(b, x, y):
     return shuffle_ir(b, x, y, range(2 * x.type.count))
 

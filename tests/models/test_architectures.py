@@ -239,3 +239,21 @@ def test_relative_buckets():
     """T5: near distances have buckets of their own, far ones share them, keys after the query have the upper half."""
     buckets = relative_buckets(np.array([0, 1, -1, -7, -8, -11, -12, 127, 128, 1000]), 32).tolist()
     assert buckets == [0, 17, 1, 7, 8, 8, 9, 31, 31, 31]
+
+
+@pytest.mark.parametrize(("name", "lost"), [
+    ("qwen2", "blk.0.attn_k.bias"), ("qwen2moe", "blk.0.attn_q.bias"), ("glm4", "blk.0.attn_v.bias"),
+    ("stablelm", "blk.0.attn_k.bias"), ("phi3", "rope_factors_short.weight"), ("phi3", "rope_factors_long.weight")])
+def test_one_of_tensors_that_belong_together_is_not_enough(name, lost, tmp_path):
+    """Biases of queries, keys and values, factors of both context sizes: all or none."""
+    arch_files.write(shared("tools"), name, tmp_path / "m.gguf")
+    tensors, metadata = load_gguf(tmp_path / "m.gguf")
+    kind = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias") if "bias" in lost else ("rope_factors_",)
+    assert lost in tensors
+    save_gguf(tmp_path / "one.gguf", {n: t for n, t in tensors.items() if n != lost}, metadata)
+    with pytest.raises(gg.ModelError, match=f"tensor '{lost}' is missing"):
+        load_model(tmp_path / "one.gguf", n_ctx=16)
+    none = {n: t for n, t in tensors.items() if not any(k in n for k in kind)}
+    save_gguf(tmp_path / "none.gguf", none, metadata)
+    with load_model(tmp_path / "none.gguf", n_ctx=16) as m:
+        assert np.isfinite(m.logits([1, 2, 3])).all()

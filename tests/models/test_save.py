@@ -9,6 +9,7 @@ import pytest
 import ggjit as gg
 from ggjit.models import load_gguf, load_safetensors, save_gguf, save_safetensors
 from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.files.save import CannotWrite, refuse_source
 from ggjit.ops.core.types import TYPE_INFO
 
 RNG = np.random.default_rng()
@@ -191,3 +192,15 @@ def test_truncated_and_missing_files(tmp_path):
     with pytest.raises(gg.NotSupported, match="F8_E4M3"):
         load_safetensors(tmp_path / "b")
     assert os.path.exists(tmp_path / "a")
+
+
+def test_what_is_read_is_not_replaced_by_what_is_made_of_it(tmp_path):
+    """By any name of it, and neither a file of a folder that is read; a GGUF beside the source is no part of it."""
+    text, other = tmp_path / "text.txt", tmp_path / "m.gguf"
+    text.write_text("a"), other.write_text("b")
+    (tmp_path / "link").symlink_to(text)
+    for path, sources in ((text, (None, text)), (tmp_path / "link", (text,)), (text, (tmp_path,))):
+        with pytest.raises(CannotWrite, match="is what is read"):
+            refuse_source(path, *sources)
+    refuse_source(other, text, tmp_path, tmp_path / "none")
+    refuse_source(tmp_path / "new", text)

@@ -2,9 +2,11 @@
 
 The real one is looked for in GGJIT_WHISPER, a folder with ggml-base.bin.
 """
+import json
 import os
 import pathlib
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,12 +25,16 @@ from helpers.whisper_reference import (
     write_bin,
 )
 
-from ggjit.models import convert_folder, load_speech, load_vad, quantize_gguf
+from ggjit.models import convert_folder, load_speech, load_vad, quantize_gguf, save_safetensors
+from ggjit.models.convert import whisper as convert_whisper
+from ggjit.models.core.byte_chars import CHAR_OF_BYTE
 from ggjit.models.files.sound import open_sound, with_samples
-from ggjit.models.speech.decoding import Texts, TokenRules, beam_search, decode
-from ggjit.models.speech.tokens import gpt2_words
-from ggjit.models.speech.words import dtw, median_rows
+from ggjit.models.speech.decoding import TextBatch, TokenRules, beam_search, decode
+from ggjit.models.speech.streaming import LiveTranscript
+from ggjit.models.speech.tokens import LANGUAGES, gpt2_words
+from ggjit.models.speech.words import Word, dtw, median_rows
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError, ShapeError, TypeMismatch
+from ggjit.tools.command.main import main
 
 RATE = 16000
 REAL = pathlib.Path(os.environ.get("GGJIT_WHISPER", "/nowhere")) / "ggml-base.bin"
@@ -239,13 +245,13 @@ def test_greedy_and_beams(model, tensors, mel, encoded):
     with model.network.lock:
         model.encode(mel)
         rules = TokenRules(model.vocab)
-        found = decode(Texts(model.network, rules, PROMPT), lambda w, t: False, 12)[0]
+        found = decode(TextBatch(model.network, rules, PROMPT), lambda w, t: False, 12)[0]
         assert found.tokens == want and np.allclose(found.logp, logp, atol=1e-3)
         assert found.no_speech == pytest.approx(
             softmax(Reference(tensors, 2).decode(encoded, PROMPT)[0][0])[NO_SPEECH], rel=1e-3)
         model.network.reserve(1, 4)
         model.encode(mel)
-        best = beam_search(Texts(model.network, rules, PROMPT, 1, 4), lambda w, t: False, 12)
+        best = beam_search(TextBatch(model.network, rules, PROMPT, 1, 4), lambda w, t: False, 12)
         assert best.score >= found.score - 1e-3             # it follows more texts than the likeliest token's
         total = 0.0                                         # its own log probabilities are those of its tokens
         for i in range(len(best.tokens)):
@@ -300,6 +306,37 @@ def test_two_transcriptions_in_turn_do_not_disturb_each_other(model):
             else:
                 together[i].append(s.tokens)
     assert together == apart
+
+
+class Spoken:
+    """Stands for a SileroVad: speech where it is told."""
+
+    def __init__(self, *spans):
+        self.spans = spans
+
+    def stretches(self, read, n_samples):
+        return list(self.spans)
+
+
+def test_windows_side_by_side_are_those_one_by_one(model):
+    x, spans = noise(8), [(0.5, 1.5), (3.0, 3.9), (5.1, 6.3), (7.0, 7.9)]
+
+    def run(batch, *spans):
+        r = model.transcribe(x, language="en", vad=Spoken(*spans), batch=batch, temperature=0.0, word_timestamps=True)
+        return [(s.start, s.end, s.tokens, s.words) for s in r]
+    apart = [s for span in spans for s in run(2, span)]
+    assert apart and run(4, *spans) == apart == run(3, *spans)
+    assert all(any(a - 0.1 < start and end < a + 1.3 for a, _ in spans) for start, end, *_ in apart)
+    with pytest.raises(ParamError, match="batch"):
+        model.transcribe(x, batch=2, vad=False)
+
+
+def test_long_silences_are_skipped(model):
+    heard = []
+    x = noise(20)
+    list(model.transcribe(x, language="en", vad=Spoken((10.0, 11.0)), temperature=0.0, progress=heard.append))
+    assert heard and min(heard) > 9.5                       # the first window begins half a second before the speech
+    assert model.transcribe(x, language="en", vad=Spoken()).segments == []
 
 
 def test_silence_has_no_text(model):
@@ -471,3 +508,232 @@ def test_a_real_recording_by_beams_and_with_another_model(base, tmp_path):
     quantize_gguf(REAL, tmp_path / "q8.gguf", "Q8_0", progress=False)
     with load_speech(tmp_path / "q8.gguf", n_threads=2) as m:
         assert m.transcribe(JFK).text.replace(",", "") == JFK_TEXT.replace(",", "")
+
+
+# ---------------------------------------------------------------- sound that is coming in
+class Heard:
+    """Stands for a Speech: hears so many words of a text, the last of them wrongly, half a second each."""
+    SAYS = [f" word{i}" + "." * (i % 7 == 6) for i in range(80)]
+
+    def __init__(self):
+        self.buffers = []
+
+    def transcribe(self, samples, **options):
+        first = round(samples[0] * 1000)                    # the sound says where it begins
+        n = len(samples) // (RATE // 2)
+        self.buffers.append(len(samples) / RATE)
+        says = [Word(i / 2, i / 2 + 0.5, self.SAYS[first + i], 1.0) for i in range(n)]
+        if says:
+            says[-1] = says[-1]._replace(word=f" wrong{len(self.buffers)}")
+        return SimpleNamespace(words=says, language="en", languages=SimpleNamespace(probability=0.9))
+
+
+def test_a_stream_gives_out_what_it_hears_twice():
+    sound = np.repeat(np.arange(80) / 1000, RATE // 2).astype(np.float32)
+    speech, given = Heard(), []
+    stream = LiveTranscript(speech, step=1.0, longest=6.0)
+    for i in range(0, len(sound), 3000):
+        words = stream.feed(sound[i:i + 3000])
+        given += words
+        assert stream.text == "".join(w.word for w in given).strip()
+        assert all(a.end <= b.start + 1e-6 for a, b in zip(stream.words, stream.words[1:], strict=False))
+    stable = len(given)
+    assert "".join(w.word for w in given) == "".join(Heard.SAYS[:stable]) and stable > 70
+    assert max(speech.buffers) < 8 and stream.seconds == pytest.approx(40)      # the buffer is cut
+    assert 0 < stream.delay < 4 and min(stream.delays) > 0
+    stream.finish()
+    assert stream.text.startswith("".join(Heard.SAYS[:stable]).strip()) and stream.pending == []
+    with pytest.raises(ParamError, match="finished"):
+        stream.feed(sound[:10])
+
+
+def test_a_stream_of_a_model(model):
+    stream = model.stream(language="en")
+    x = noise(3)
+    for i in range(0, len(x), 7777):
+        stream.feed(x[i:i + 7777])
+    with pytest.raises(ParamError, match="finite"):
+        stream.feed(np.full(10, np.nan, np.float32))
+    assert stream.seconds == pytest.approx(3) and stream.finish() is not None
+    with pytest.raises(ParamError, match="step"):
+        model.stream(step=0.0)
+
+
+# ---------------------------------------------------------------- the command
+def test_the_command(small, tmp_path, capsys):
+    path = wav(tmp_path / "x.wav", noise(1.2), 8000)
+    for options in (["--json", "--words"], ["--srt"], ["--vtt", "--words"], []):
+        assert main(["transcribe", str(path), "-m", str(small), "--no-vad", "--temperature", "0", *options]) == 0
+        out, err = capsys.readouterr()
+        assert "8000 Hz" in err
+        if "--json" in options:
+            found = json.loads(out)
+            assert {"text", "language", "segments", "audio_seconds", "seconds"} <= found.keys()
+            assert found["language"] in LANGUAGES and found["audio_seconds"] == pytest.approx(2.4)
+        assert not options or "--vtt" not in options or out.startswith("WEBVTT")
+    assert main(["transcribe", str(tmp_path / "none.wav"), "-m", str(small)]) == 1
+    assert "none.wav" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- inside
+def test_named_values(model, tensors, mel, encoded):
+    names = {s.name for s in model.names()}
+    assert {"conv1", "enc_result", "logits", "result_norm", "blk.1.enc_l_out", "blk.0.dec_ffn_out", "blk.1.cross_attn",
+            "blk.0.cross_kq_soft_max"} <= names
+    tokens = [*PROMPT, 7, 8]
+    logits, cross = Reference(tensors, 2).decode(encoded, tokens)
+    got = model.capture(["enc_result", "logits", "blk.0.cross_kq_soft_max"], mel, tokens)
+    assert relative(got["enc_result"], encoded) < 1e-5 and nmse(got["logits"][:5], logits) < 1e-9
+    assert np.abs(got["blk.0.cross_kq_soft_max"].reshape(2, -1, 64)[:, :5] - cross[0]).max() < 1e-5
+    with pytest.raises(ParamError, match="nearest"):
+        model.capture("blk.9.nothing", mel)
+
+
+def test_patched_values(model, mel):
+    before = model.encode(mel)
+    with model.patch({"blk.1.enc_ffn_out": 0, "blk.1.enc_attn_out": lambda x: 0 * x}):
+        got = model.capture(["blk.0.enc_l_out", "blk.1.enc_l_out"], mel)
+        assert np.array_equal(got["blk.0.enc_l_out"], got["blk.1.enc_l_out"])       # the layer adds nothing
+        assert relative(model.encode(mel), before) > 0.01
+    assert np.array_equal(model.encode(mel), before)
+
+
+def test_pictures(model):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    x = noise(1.2)
+    s = model.spectrogram(x)
+    assert s.values.shape == (80, 120) and s._repr_png_().startswith(b"\x89PNG")
+    try:
+        a = model.listening(x, "en")
+    except ParamError:                                      # it heard nothing in this noise
+        a = model.listening(noise(1.2, 3), "en")
+    assert a.alignment.weights.shape == (len(a.alignment.pieces), 60)
+    assert all(np.allclose(w.sum(1), 1, atol=1e-3) for w in a.heads.values())
+    assert a._repr_png_() and a.plot_word(0).get_title()
+    for axes in (s.plot(), a.plot(), a.plot_word(0)):       # readable on any page
+        assert axes.figure.get_facecolor() == (1, 1, 1, 1) and axes.xaxis.label.get_color() == "#222222"
+    plt.close("all")
+    with pytest.raises(ParamError, match="word"):
+        a.plot_word(10**6)
+
+
+# ---------------------------------------------------------------- folders
+def write_hf(folder, tensors):
+    folder.mkdir()
+    names = dict(convert_whisper.HF_NAMES)
+    out = {}
+    for name, a in tensors.items():
+        for theirs, ours in names.items():
+            name = name.replace(ours, theirs) if ours != "attn." else name.replace(".attn.", ".self_attn.")
+        out["model." + name] = a.reshape(-1) if name.endswith(("conv1.bias", "conv2.bias")) else a
+    save_safetensors(folder / "model.safetensors", out)
+    vocab = {"".join(CHAR_OF_BYTE[b] for b in t): i for i, t in enumerate(token_bytes())}
+    s = SIZES
+    (folder / "vocab.json").write_text(json.dumps(vocab | {"<|endoftext|>": EOT}))
+    (folder / "generation_config.json").write_text(json.dumps({"alignment_heads": [[0, 1]]}))
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "whisper", "d_model": s["n_text_state"], "encoder_layers": s["n_audio_layer"],
+        "decoder_layers": s["n_text_layer"], "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+        "vocab_size": s["n_vocab"], "num_mel_bins": 80, "max_source_positions": s["n_audio_ctx"],
+        "max_target_positions": s["n_text_ctx"], "activation_function": "gelu"}))
+    return folder
+
+
+def write_ct2(folder, tensors, int8):
+    """model.bin of CTranslate2: fused projections, keys with a bias of zeros; matrices in int8 with a scale a row."""
+    folder.mkdir()
+    out, ln = {}, {"weight": "gamma", "bias": "beta"}
+
+    def put(name, *parts):
+        a = np.concatenate(parts)
+        if int8 and a.ndim == 2 and "encodings" not in name:
+            scale = 127 / np.abs(a).max(1)
+            out[name], out[name + "_scale"] = np.round(a * scale[:, None]).astype(np.int8), scale.astype(np.float32)
+        else:
+            out[name] = a
+    for side, n in (("encoder", 2), ("decoder", 2)):
+        for i in range(n):
+            p, q = f"{side}.blocks.{i}", f"{side}/layer_{i}"
+            for kind in ("weight", "bias"):
+                put(f"{q}/ffn/layer_norm/{ln[kind]}", tensors[f"{p}.mlp_ln.{kind}"])
+                for j in (0, 1):
+                    put(f"{q}/ffn/linear_{j}/{kind}", tensors[f"{p}.mlp.{2 * j}.{kind}"])
+                for ours, theirs, groups in (("attn", "self_attention", ("query key value", "out")),
+                                             ("cross_attn", "attention", ("query", "key value", "out"))):
+                    if f"{p}.{ours}_ln.weight" not in tensors:
+                        continue
+                    put(f"{q}/{theirs}/layer_norm/{ln[kind]}", tensors[f"{p}.{ours}_ln.{kind}"])
+                    for j, group in enumerate(groups):
+                        put(f"{q}/{theirs}/linear_{j}/{kind}", *(
+                            tensors.get(f"{p}.{ours}.{c}.{kind}", np.zeros(128, np.float32)) for c in group.split()))
+        for kind in ("weight", "bias"):
+            norm = {"encoder": "encoder.ln_post", "decoder": "decoder.ln"}[side]
+            put(f"{side}/layer_norm/{ln[kind]}", tensors[f"{norm}.{kind}"])
+        put(f"{side}/position_encodings/encodings", tensors[f"{side}.positional_embedding"])
+    for i in (1, 2):
+        put(f"encoder/conv{i}/weight", tensors[f"encoder.conv{i}.weight"])
+        put(f"encoder/conv{i}/bias", tensors[f"encoder.conv{i}.bias"].reshape(-1))
+    put("decoder/embeddings/weight", tensors["decoder.token_embedding.weight"])
+    out["encoder/num_heads"] = np.array(2, np.int16)
+
+    def text(s):
+        return struct.pack("<H", len(s) + 1) + s.encode() + b"\0"
+    raw = [struct.pack("<I", 6), text("WhisperSpec"), struct.pack("<II", 3, len(out))]
+    for name, a in out.items():
+        code = {"float32": 0, "int8": 1, "int16": 2}[a.dtype.name]
+        raw += [text(name), struct.pack(f"<B{a.ndim}I", a.ndim, *a.shape), struct.pack("<BI", code, a.nbytes),
+                a.tobytes()]
+    raw += [struct.pack("<I", 1), text("decoder/projection/weight"), text("decoder/embeddings/weight")]
+    (folder / "model.bin").write_bytes(b"".join(raw))
+    words = ["".join(CHAR_OF_BYTE[b] for b in t) for t in token_bytes()]
+    (folder / "vocabulary.json").write_text(json.dumps([*words, "<|endoftext|>"]))
+    (folder / "config.json").write_text(json.dumps({"alignment_heads": [[0, 1]]}))
+    return folder
+
+
+def test_folders_of_hugging_face_and_ctranslate2(tensors, small, mel, encoded, tmp_path):
+    with load_speech(small, n_threads=1) as m:
+        want = m.encode(mel)
+    hf, ct2 = write_hf(tmp_path / "hf", tensors), write_ct2(tmp_path / "ct2", tensors, False)
+    for i, folder in enumerate((hf, ct2)):
+        path = tmp_path / f"{i}.gguf"
+        assert convert_folder(folder, path, "F16", progress=False)["arch"] == "whisper"
+        with load_speech(path, n_threads=1) as m:
+            assert np.array_equal(m.encode(mel), want) and m.network.alignment_heads == [(0, 1)]
+            assert m.vocab.text([300, 301]) == " ♪" and m.vocab.encode(" ab") == [303]
+    convert_folder(write_ct2(tmp_path / "int8", tensors, True), tmp_path / "int8.gguf", "F32", progress=False)
+    with load_speech(tmp_path / "int8.gguf", n_threads=1) as m:
+        assert 1e-4 < relative(m.encode(mel), encoded) < 0.03
+    raw, rng = (ct2 / "model.bin").read_bytes(), np.random.default_rng(7)
+    for n in [3, 20, 40, *rng.integers(0, len(raw), 10)]:
+        (ct2 / "model.bin").write_bytes(raw[:n])
+        with pytest.raises(GgjitError):
+            convert_folder(ct2, tmp_path / "x.gguf", "F16", progress=False)
+    for at in (0, 4, 18, 22, *rng.integers(20, 400, 20)):
+        (ct2 / "model.bin").write_bytes(raw[:at] + struct.pack("<I", 2**32 - 5) + raw[at + 4:])
+        try:
+            convert_folder(ct2, tmp_path / "y.gguf", "F16", force=True, progress=False)
+        except GgjitError:
+            pass
+
+
+@pytest.mark.parametrize("n_vocab, n_mels, n_text_layer", [(51864, 80, 1), (51866, 128, 1)])
+def test_other_shapes(tmp_path, n_vocab, n_mels, n_text_layer):
+    """English only; large-v3's bands and language, with fewer layers in the decoder as in turbo and distil."""
+    sizes = SIZES | {"n_vocab": n_vocab, "n_mels": n_mels, "n_text_layer": n_text_layer}
+    tensors = random_tensors(1, sizes)
+    path = write_bin(tmp_path / "x.bin", tensors, sizes, tokens=token_bytes()[:EOT - (n_vocab == 51864)])
+    mel = np.random.default_rng(2).uniform(-1, 1, (n_mels, 128)).astype(np.float32)
+    with load_speech(path, n_threads=1) as m:
+        want = Reference(tensors, 2).encode(mel)
+        assert relative(m.encode(mel), want) < 1e-5 and m.log_mel(noise(1)).shape[0] == n_mels
+        prompt = m.vocab.prompt("en", "transcribe", True)
+        assert prompt == ([50257] if n_vocab == 51864 else [50258, 50259, 50360])
+        assert nmse(m.logits(prompt), Reference(tensors, 2).decode(want, prompt)[0]) < 1e-9
+        r = m.transcribe(noise(2), vad=False, temperature=0.0)
+        assert r.language == "en" if n_vocab == 51864 else r.language in LANGUAGES
+        if n_vocab == 51864:
+            with pytest.raises(ParamError, match="English-only"):
+                m.transcribe(noise(1), task="translate")
+        else:
+            assert m.vocab.language("yue") == "yue" and m.vocab.begin == 50365

@@ -4,6 +4,7 @@ import pytest
 from helpers.oracle import connect
 
 import ggjit as gg
+from ggjit.ops.matmul.mul_mat import weight_types
 
 NAN, INF = np.nan, np.inf
 
@@ -114,3 +115,18 @@ def test_a_gate_that_vanishes_is_stronger_than_what_it_gates(ctx, name):
 def test_the_limited_gate_vanishes_too(ctx):
     x, g = (gg.from_numpy(ctx, np.full((1, 20), v, np.float32)) for v in (-5e37, 7))
     same(gg.compute(gg.swiglu_oai(x, g, 1.702, 7.0)), np.zeros(20))
+
+
+@pytest.mark.parametrize("type", [t for t in weight_types() if t.quantized], ids=repr)
+def test_a_nan_next_to_quantised_weights_comes_out(ctx, type):
+    """Of a row of activations, in dots and tiles; ggml loses it in the search for the largest value of a block."""
+    rng = np.random.default_rng(5)
+    k = 2 * max(type.block, 256)
+    a = ctx.new_tensor(type, (k, 4))
+    gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
+    a.set_bytes(gg.quantize(type, rng.standard_normal((4, k), np.float32), imatrix=np.ones(k, np.float32)).tobytes())
+    x = rng.standard_normal((20, k), np.float32)
+    x[1, 70] = NAN
+    for rows in (x[1:2], x):
+        y = gg.compute(gg.mul_mat(a, gg.from_numpy(ctx, rows)))
+        assert np.isnan(y[np.isnan(rows).any(1)]).all() and np.isfinite(y[np.isfinite(rows).all(1)]).all()

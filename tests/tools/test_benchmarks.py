@@ -64,9 +64,9 @@ def test_a_full_disk_is_a_reason_not_a_crash(bench, tmp_path):
 @pytest.fixture
 def run(bench, tiny, monkeypatch, tmp_path):
     """run(peers, *arguments): the comparison of a tiny model and three graphs, one round -> peers.Run"""
-    peers, compare, catalogue, models = (bench(n) for n in ("peers", "compare", "catalogue", "catalogue_models"))
-    model = [models.Model(key=f"tiny-{m}", text=f"tiny, {m}", targets={"wheel": 1.0}, file=lambda: tiny, measure=m, n=8)
-             for m in ("tg", "pp")]
+    peers, compare, catalogue = (bench(n) for n in ("peers", "compare", "catalogue"))
+    model = [catalogue.Model(key=f"tiny-{m}", text=f"tiny, {m}", targets={"wheel": 1.0}, file=lambda: tiny, measure=m,
+                             n=8) for m in ("tg", "pp")]
     graphs = [catalogue.GRAPHS[k] for k in ("op-soft_max-16x8", "op-argsort-64x64", "mul_mat-f32-384x1536-n64")]
     monkeypatch.setattr(peers, "SECTIONS", {"models": model, "graphs": graphs})
     monkeypatch.setattr(peers, "COSTS", {"metadata": bench("costs").metadata("metadata", lambda: tiny, 1000)})
@@ -357,8 +357,17 @@ def test_tiles_with_other_bytes_are_marked(bench):
     assert line == f"| Q4_0 | 64 | 3 | - | - | - | 4 | 2 | 1 (other bytes) |{more} 2 | 1.500 |"
 
 
-def test_the_command_lists_its_rows():
+def test_the_readme_names_every_program_and_section(bench):
+    main = bench("__main__")
+    text, programs = (ROOT / "benchmarks" / "README.md").read_text("utf-8"), main.programs()
+    assert text == main.readme(), "python -m benchmarks > benchmarks/README.md"
+    assert {"peers", "overheads", "sched_bench"} < programs.keys() and all(len(said) > 15 for said in programs.values())
+
+
+def test_the_command_lists_its_rows(bench):
     r = subprocess.run([sys.executable, "-m", "benchmarks.peers", "--list"], cwd=ROOT, text=True, capture_output=True,
                        timeout=60)
+    keys = [key for of_section in bench("__main__").works().values() for key in of_section]
+    assert r.stdout.split() == keys and len(set(keys)) == len(keys)
     assert r.returncode == 0 and {"tinyllama-q4_0-tg", "minilm-64", "startup-cold", "memory", "mul_mat-mxfp4-n512",
                                   "nodes-10000"} <= set(r.stdout.split())

@@ -59,7 +59,7 @@ def test_kernels_go_from_cache_to_cache(pack, cache, command):
 
 def test_damaged_files_are_not_exported_and_an_empty_cache_is_an_error(pack, cache, command, tmp_path):
     (cache("from") / NAME).write_bytes(b"damaged")
-    assert result(command, "cache", "export", pack) == {"kernels": 1}
+    assert result(command, "cache", "export", pack, "--force") == {"kernels": 1}
     cache("none")
     r = command("cache", "export", tmp_path / "x.pack")
     assert r.returncode == 2 and "warm-up" in r.stderr and not (tmp_path / "x.pack").exists()
@@ -177,3 +177,11 @@ def test_machine_code_is_the_same_for_all_processors_of_a_level(python):
     r = python(code, NUMBA_CPU_NAME="znver4",
                NUMBA_CPU_FEATURES=isa.features_text(isa.FEATURES | {"sse4a", "clzero", "aes", "sha"}))
     assert r.stdout.strip() == f"znver4 {isa.code_key()}", r.stdout + r.stderr
+
+
+def test_no_file_is_replaced_unasked(command, pack, tmp_path):
+    other = tmp_path / "thesis.txt"
+    other.write_text("years of work")
+    r = command("cache", "export", other)
+    assert r.returncode and "exists already" in r.stderr and other.read_text() == "years of work"
+    assert result(command, "cache", "export", other, "--force") == {"kernels": 2}

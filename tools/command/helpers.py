@@ -18,11 +18,11 @@ import subprocess
 import sys
 import threading
 
-from ggjit.core.config import available_cores
 from ggjit.cpu import walk
 from ggjit.cpu.cpu_plan import likely_parts
 from ggjit.cpu.tuning import LEAST_NBYTES, tune
 from ggjit.models.networks.load import load_model
+from ggjit.ops.core.machine import available_cores
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import CACHE, kernel_address

@@ -16,10 +16,10 @@ import numpy as np
 
 from ggjit.api.registry import init_backend, registry
 from ggjit.core.backend import TYPE_NULL
-from ggjit.core.config import available_cores
 from ggjit.cpu.device import CPUBackend
 from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.errors import GgjitError, MissingExtra, ParamError
+from ggjit.ops.core.machine import available_cores
 from ggjit.ops.core.record import GLU, OP, UNARY
 from ggjit.ops.core.spec import all_specs
 from ggjit.ops.native.isa import ISA

@@ -90,6 +90,8 @@ NEEDS = {
         "conv_1d", "conv_1d_ph", "conv_2d", "conv_3d") and a.kernel == F32),
     "a transposed convolution of several images": ((0, 26), lambda a: a.name in (
         "CONV_TRANSPOSE_2D", "conv_transpose_2d_p0") and a.sources[1][1][3] > 1),
+    "a depthwise convolution with an F16 kernel": ((0, 16), lambda a: a.name in (
+        "CONV_2D_DW", "conv_2d_dw_direct") and a.kernel == F16),
     "gated_delta_net whose state has one snapshot": ((0, 15), lambda a: a.name.lower() == "gated_delta_net"),
     "ssm_scan with snapshots": ((0, 20), lambda a: a.name.lower() == "ssm_scan" and a.params[0] > 1),
     "rows set from F16": ((0, 16), lambda a: a.name == "SET_ROWS" and a.kernel == F16),

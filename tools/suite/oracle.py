@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 from ggjit.ops.core.errors import MissingExtra
 from ggjit.ops.core.record import GLU, OP, UNARY
@@ -22,7 +23,7 @@ from ggjit.tools.suite import ggml
 from ggjit.tools.suite.ggml import libraries, receive, send
 
 WHEELS = ("xllamacpp", "pywhispercpp")
-PATIENCE = 20.0                                         # seconds until a worker counts as hung
+PATIENCE = 20.0             # seconds: a worker is hung that waits as long, or computes as long on every core
 FLAG_PARAM = 4
 
 
@@ -63,6 +64,21 @@ class WorkerDied(RuntimeError):
     """The worker died (ggml aborted) or did not answer."""
 
 
+def _watch(worker, answered):
+    """Kill a worker that is hung.  By its processor time: on a busy machine an honest answer may take minutes."""
+    clock = ~worker.pid << 3 | 2                        # clock_getcpuclockid(3)
+    try:
+        first = before = time.clock_gettime(clock)
+        while not answered.wait(PATIENCE):
+            now = time.clock_gettime(clock)
+            if now - before < PATIENCE / 100 or now - first > PATIENCE * (os.cpu_count() or 1):
+                worker.kill()
+                return
+            before = now
+    except OSError:                                     # it has ended
+        return
+
+
 class Lacking(RuntimeError):
     """This ggml does not have what was asked for."""
 
@@ -80,8 +96,8 @@ class Oracle:
                 self.worker = subprocess.Popen([sys.executable, "-P", ggml.__file__, self.wheel],
                                                env=os.environ | {"GGML_NO_BACKTRACE": "1"}, stdin=subprocess.PIPE,
                                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            watchdog = threading.Timer(PATIENCE, self.worker.kill)
-            watchdog.start()
+            answered = threading.Event()
+            threading.Thread(target=_watch, args=(self.worker, answered), daemon=True).start()
             try:
                 send(self.worker.stdin, request)
                 ok, value = receive(self.worker.stdout)
@@ -89,7 +105,7 @@ class Oracle:
                 self.lost += 1
                 raise WorkerDied(f"ggml gave up: exit status {self.worker.wait()}") from None
             finally:
-                watchdog.cancel()
+                answered.set()
         if not ok:
             raise WorkerDied(value)
         return value

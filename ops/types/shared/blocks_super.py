@@ -22,7 +22,7 @@ import numpy as np
 from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import Type
 from ggjit.ops.native.jit import exact, ir_function
-from ggjit.ops.native.lanes import f32, fold_ir, i32, i64, int_to_float_ir, madd_ir, splat_const
+from ggjit.ops.native.lanes import amax_or_nan_ir, f32, fold_ir, i32, i64, int_to_float_ir, madd_ir, splat_const
 from ggjit.ops.native.mem import IR_F32, call_intrinsic
 from ggjit.ops.native.simd import IR, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.types.shared import blocks as bl
@@ -93,19 +93,13 @@ class Super:
 
 # ---------------------------------------------------------------- activations
 def activations_ir(b, src):
-    """256 float32 at src -> (eight <32 x i32> of codes, scale f32)."""
+    """256 float32 at src -> (eight <32 x i32> of codes, scale f32: NaN where one of them is)."""
     v = vec_ir("f32", 32)
     x = [load_ir(b, b.add(src, i64(128 * g)), v) for g in range(8)]
-    size = [call_intrinsic(b, "llvm.fabs.v32f32", v, [g]) for g in x]
-
-    def larger(p, q):
-        return b.select(b.fcmp_ordered(">", p, q), p, q)
-    while len(size) > 1:
-        size = [larger(p, q) for p, q in zip(size[::2], size[1::2], strict=True)]
-    amax = fold_ir(b, size[0], larger)
+    amax = amax_or_nan_ir(b, x)
     ok = b.fcmp_ordered("!=", amax, f32(0.0))
     inverse = b.select(ok, b.fdiv(f32(127.0), amax), f32(0.0))
-    d = b.select(ok, b.fdiv(f32(1.0), inverse), f32(0.0))
+    d = b.select(ok, b.fdiv(f32(1.0), inverse), amax)
     wide = splat_ir(b, inverse, 32)
     q = [call_intrinsic(b, "llvm.rint.v32f32", v, [b.fmul(g, wide)]) for g in x]
     return [b.fptosi(g, vec_ir("i32", 32)) for g in q], d
@@ -131,7 +125,7 @@ def np_round_activations(x):
     amax = np.abs(blocks).max(-1, keepdims=True)
     with np.errstate(divide="ignore"):
         inverse = np.where(amax > 0, np.float32(127) / amax, np.float32(0))
-        d = np.where(amax > 0, np.float32(1) / inverse, np.float32(0))
+        d = np.where(amax > 0, np.float32(1) / inverse, amax)
     return (np.rint(blocks * inverse) * d).reshape(x.shape)
 
 

@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import exact, ir_function
-from ggjit.ops.native.lanes import amax_ir, f32, fold_ir, i64, load_half_ir, splat_const, zero
+from ggjit.ops.native.lanes import amax_or_nan_ir, f32, fold_ir, i64, load_half_ir, splat_const, zero
 from ggjit.ops.native.mem import IR_F16, IR_I32, call_intrinsic
 from ggjit.ops.native.simd import W, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.types.shared.dot import Dot
@@ -30,9 +30,12 @@ V32 = vec_ir("f32", 32)
 
 # ---------------------------------------------------------------- activations
 def activation_ir(b, src):
-    """32 float32 at src -> (codes <32 x i32>, scale f32): ggml's Q8_0 codes of activations."""
+    """32 float32 at src -> (codes <32 x i32>, scale f32): ggml's Q8_0 codes of activations.
+
+    A NaN makes the scale NaN, and so all that the block takes part in; ggml loses it.
+    """
     x = load_ir(b, src, V32)
-    amax = amax_ir(b, x)
+    amax = amax_or_nan_ir(b, [x])
     ok = b.fcmp_ordered("!=", amax, f32(0.0))
     inverse = b.select(ok, b.fdiv(f32(127.0), amax), f32(0.0))
     q = call_intrinsic(b, "llvm.rint.v32f32", V32, [b.fmul(x, splat_ir(b, inverse, 32))])

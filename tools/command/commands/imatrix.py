@@ -3,7 +3,7 @@ import os
 
 from ggjit.display.progress import compiling
 from ggjit.models.core.checks import read_text
-from ggjit.models.files.save import refuse_existing
+from ggjit.models.files.save import refuse_existing, refuse_source
 from ggjit.models.networks.evaluate import measure_imatrix
 from ggjit.tools.command.common import add_data, add_gpu, add_strict, add_threads, chunk_options
 from ggjit.tools.command.helpers import load
@@ -26,6 +26,7 @@ def add_arguments(c):
 
 def run(args):
     refuse_existing(args.output, args.force)                # refuse before computing, not after
+    refuse_source(args.output, args.model, args.data)
     require_folder(args.output)
     text, options = read_text(args.data), chunk_options(args)
     with compiling():

@@ -1,0 +1,182 @@
+"""What the system says of this machine: the processor's name, the cores a process may use, the memory left.
+
+Each fact is asked of Linux, macOS and Windows in its own way.  What a system does not tell is 0, "" or None: no
+question ends in an error.  Limits of a container (control groups) count as the machine's own.
+"""
+import ctypes
+import functools
+import math
+import os
+import pathlib
+import platform
+import sys
+
+_CPUS = pathlib.Path("/sys/devices/system/cpu")
+_INTEL_CORES = pathlib.Path("/sys/devices/cpu_core/cpus")
+_CGROUPS = pathlib.Path("/sys/fs/cgroup")
+
+
+def _text(path):
+    """The text of a small file, "" where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _sysctl(name):
+    """The bytes of a macOS sysctl, b"" where it is unknown."""
+    libc = ctypes.CDLL(None)
+    size = ctypes.c_size_t(0)
+    if libc.sysctlbyname(name.encode(), None, ctypes.byref(size), None, 0):
+        return b""
+    value = ctypes.create_string_buffer(size.value)
+    return b"" if libc.sysctlbyname(name.encode(), value, ctypes.byref(size), None, 0) else value.raw[:size.value]
+
+
+def _cgroup_files(name):
+    """The texts of a file in the control groups of this process, the nearest group first (version 2)."""
+    groups = _text(pathlib.Path("/proc/self/cgroup")).splitlines()
+    own = next((line[3:] for line in groups if line.startswith("0::")), "/")
+    folder = _CGROUPS / own.lstrip("/")
+    folders = [folder, *folder.parents] if _CGROUPS in (folder, *folder.parents) else [_CGROUPS]
+    for at in folders:
+        yield at, _text(at / name)
+        if at == _CGROUPS:
+            return
+
+
+# ---------------------------------------------------------------- the processor
+@functools.cache
+def processor_name():
+    """In the system's words; "" where it does not tell (Linux on ARM)."""
+    if sys.platform == "darwin":
+        return _sysctl("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace")
+    if sys.platform == "win32":
+        return _windows_processor_name()
+    for line in _text(pathlib.Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _windows_processor_name():
+    import winreg
+    try:
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+            return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+    except OSError:
+        return platform.processor()
+
+
+# ---------------------------------------------------------------- cores
+def available_cores():
+    """How many cores this process may use at once: its affinity mask, and at most the quota of its container."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, _quota()))
+
+
+def performance_cores():
+    """Those of `available_cores` that are worth a thread each: without the efficiency cores of hybrid processors, for
+    which the others would wait."""
+    fast = _fast_cores()
+    if fast is None:
+        return available_cores()
+    if isinstance(fast, set):
+        fast = len(fast & os.sched_getaffinity(0))
+    return min(fast, available_cores()) or available_cores()
+
+
+def _quota():
+    """Cores' worth of time the container gives; infinite without a limit."""
+    least = math.inf
+    for _, text in _cgroup_files("cpu.max"):
+        quota, _, period = text.partition(" ")
+        if quota.isdigit() and period.isdigit() and int(period):
+            least = min(least, math.ceil(int(quota) / int(period)))
+    return least
+
+
+@functools.cache
+def _fast_cores():
+    """The performance cores of a hybrid processor: a set of core numbers, a count, or None where all are alike."""
+    if sys.platform == "darwin":
+        return int.from_bytes(_sysctl("hw.perflevel0.logicalcpu"), sys.byteorder) or None
+    if sys.platform == "win32":
+        classes = _windows_core_classes()
+        return classes.count(max(classes)) if classes else None
+    intel = _text(_INTEL_CORES)
+    if intel:
+        return core_list(intel)
+    capacity = {int(p.parent.name[3:]): int(_text(p) or 0) for p in _CPUS.glob("cpu[0-9]*/cpu_capacity")}
+    fast = {core for core, c in capacity.items() if 2 * c >= max(capacity.values())}
+    return fast if len(fast) < len(capacity) else None
+
+
+def core_list(text):
+    """{0, 1, 2, 3, 8} of Linux's "0-3,8"."""
+    ranges = [part.partition("-") for part in text.split(",") if part]
+    return {core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)}
+
+
+def _windows_core_classes():
+    """The efficiency class of each logical processor: a higher one is faster."""
+    ask = ctypes.windll.kernel32.GetSystemCpuSetInformation
+    size = ctypes.c_ulong(0)
+    ask(None, 0, ctypes.byref(size), None, 0)
+    buffer = ctypes.create_string_buffer(size.value)
+    if not size.value or not ask(buffer, size, ctypes.byref(size), None, 0):
+        return []
+    classes, at = [], 0
+    while at + 18 < size.value:                         # SYSTEM_CPU_SET_INFORMATION: Size at 0, EfficiencyClass at 18
+        classes.append(buffer.raw[at + 18])
+        at += int.from_bytes(buffer.raw[at:at + 4], "little") or size.value
+    return classes
+
+
+# ---------------------------------------------------------------- memory
+def available_nbytes():
+    """Bytes that programs may take without swapping: free, or holding files that can be read again; 0: unknown."""
+    free = _system_memory()[0]
+    for folder, text in _cgroup_files("memory.max"):
+        used = _text(folder / "memory.current")
+        if text.isdigit() and used.isdigit():
+            statistics = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
+            left = int(text) - int(used) + int(statistics.get("inactive_file", 0))
+            free = min(free or left, max(left, 0))
+    return free
+
+
+def total_nbytes():
+    """Bytes of memory of this machine, or of the container it is; 0: unknown."""
+    limits = [int(text) for _, text in _cgroup_files("memory.max") if text.isdigit()]
+    total = _system_memory()[1]
+    return min([total, *limits]) if total else 0
+
+
+def _system_memory():
+    """(available, all) bytes of the machine."""
+    if sys.platform == "win32":
+        return _windows_memory()
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    if sys.platform == "darwin":
+        return page * _macos_free_pages(), total
+    for line in _text(pathlib.Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) << 10, total
+    return page * os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else 0, total
+
+
+def _macos_free_pages():
+    """Pages that are free or inactive: words 0 and 2 of vm_statistics64."""
+    libc = ctypes.CDLL(None)
+    words, n_words = (ctypes.c_uint32 * 64)(), ctypes.c_uint32(38)
+    failed = libc.host_statistics64(libc.mach_host_self(), 4, words, ctypes.byref(n_words))
+    return 0 if failed else words[0] + words[2]
+
+
+def _windows_memory():
+    status = (ctypes.c_uint64 * 8)()                    # MEMORYSTATUSEX: two 32-bit words, then total, available, ...
+    ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
+    return (status[2], status[1]) if ctypes.windll.kernel32.GlobalMemoryStatusEx(status) else (0, 0)

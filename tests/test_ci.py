@@ -1,0 +1,59 @@
+"""What CI does: README's own command, and no test twice."""
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import ROOT, TESTS
+
+TWO_RUNS = """
+import os, pytest
+MORE = os.environ.get("MORE")
+
+@pytest.mark.parametrize("text", ["plain", "a b[c]", "Größe", "new\\nline", "::"])
+def test_passes(text):
+    assert not MORE, "ran again"
+
+def test_needs_more():
+    if not MORE:
+        pytest.skip("more")
+
+def test_fails_at_first():
+    assert MORE
+
+@pytest.fixture
+def teardown():
+    yield
+    assert MORE
+
+def test_fails_at_its_end(teardown):
+    pass
+"""
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_a_second_run_runs_what_did_not_pass(tmp_path, n):
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\ntestpaths = .\npythonpath = {TESTS}\n", encoding="utf-8")
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['helpers.passed']\n")
+    (tmp_path / "test_it.py").write_text(TWO_RUNS, encoding="utf-8")
+    (tmp_path / "test_more.py").write_text("import os, pytest\nif not os.environ.get('MORE'):\n"
+                                           "    pytest.skip('more', allow_module_level=True)\ndef test(): pass\n")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+
+    def run(**more):
+        r = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", str(n)], cwd=tmp_path, text=True, timeout=300,
+                           capture_output=True, env={**env, "GGJIT_TESTS_PASSED": str(tmp_path / "passed"), **more})
+        return r.stdout.splitlines()[-1]
+    # test_fails_at_its_end passes, and fails once more while it is torn down
+    assert run().startswith("1 failed, 6 passed, 2 skipped, 1 error in")
+    assert re.match(r"4 passed(, 5 deselected)? in", run(MORE="1"))
+    assert re.match(r"(9 deselected|no tests ran)", run(MORE="1"))
+
+
+def test_ci_runs_readmes_command():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    extract = re.search(r"^command=\$\((.*)\)$", script, re.M)[1]
+    said = subprocess.run(["bash", "-c", extract], cwd=ROOT, text=True, capture_output=True, check=True).stdout.strip()
+    assert said.startswith("python3 -m venv .venv && ") and said.endswith(" -m pytest") and "\n" not in said
+    assert f"```\n{said}\n```" in (ROOT / "README.md").read_text(encoding="utf-8")
