@@ -55,6 +55,7 @@ def answered(args):
     if path is None:
         return None
     with compiling(), load(path, args, n_ctx=256) as m:
+        m.warm_up()                         # plans and kernels, not timed
         answer = m.chat([{"role": "user", "content": QUESTION}], ANSWER_TOKENS, temp=0)
         return {"question": QUESTION, "answer": answer.text,
                 "tokens_per_second": answer.stats["decode_tokens_per_second"]}
