@@ -67,7 +67,10 @@ def from_hf(folder, config, sources, kind):
              "encoder.context_length": config["max_source_positions"], "encoder.mel_count": config["num_mel_bins"]}
     if config["encoder_attention_heads"] != sizes["attention.head_count"]:
         raise ModelError(f"{config.path}: encoder and decoder have different numbers of heads")
-    texts = [text for text, _ in sorted(words.items(), key=lambda item: item[1])]
+    texts = [""] * min(n_vocab, max(words.values()) + 1)
+    for text, id in words.items():
+        if 0 <= id < len(texts):
+            texts[id] = text
     return _metadata(folder, sizes, texts, heads, kind), _entries(folder, tensors, kind)
 
 

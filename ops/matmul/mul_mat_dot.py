@@ -25,6 +25,7 @@ from ggjit.ops.native.node import (
     SRC1,
     addr,
     barrier,
+    chunk_of_lines,
     chunk_rows,
     n_rows,
     nb,
@@ -78,9 +79,9 @@ def row_nbytes(k):
 
 @inline
 def chunk_of_rows(n, nth, ldw, tile_rows):
-    """Rows of ldw bytes, of n, that a thread takes at once: whole tiles, at least CHUNK_NBYTES."""
+    """Rows of ldw bytes, of n, that a thread takes at once: whole tiles, at least CHUNK_NBYTES, whole lines of sums."""
     chunk = max(chunk_rows(n, nth), CHUNK_NBYTES // (ldw + 1))
-    return (chunk + tile_rows - 1) // tile_rows * tile_rows
+    return chunk_of_lines((chunk + tile_rows - 1) // tile_rows * tile_rows, 4, n, nth)
 
 
 class DotShape(NamedTuple):

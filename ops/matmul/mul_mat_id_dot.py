@@ -20,6 +20,7 @@ from ggjit.ops.native.node import (
     SRC2,
     addr,
     barrier,
+    chunk_of_lines,
     chunk_rows,
     fail,
     nb,
@@ -130,7 +131,7 @@ def make_many(ta, tb, shape, single_shape):
             prepare(fetch(src, nb(b, 0), k, scratch + sums_nbytes), columns + r * ldy, k)
         barrier(sync, nth)
         ldw, total = nb(a, 1), m * lists.n_active(node)
-        chunk = chunk_rows(total, nth)
+        chunk = chunk_of_lines(chunk_rows(total, nth), 4, total, nth)
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
             if start >= total:

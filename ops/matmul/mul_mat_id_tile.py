@@ -15,7 +15,7 @@ from ggjit.ops.matmul.mul_mat_tile import make_multiply_strip, make_read_row, pr
 from ggjit.ops.matmul.tile import LDC, MB, NB, NL
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i64
-from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, barrier, nb, ne, next_rows, next_rows2
+from ggjit.ops.native.node import DST, LINE, SRC0, SRC1, SRC2, addr, barrier, nb, ne, next_rows2, own_share
 from ggjit.ops.native.simd import W
 from ggjit.ops.types.shared.moves import move_bytes
 
@@ -36,6 +36,7 @@ def make_kernel(ta, tb, tile, rows_of=None):
     read_row = make_read_row(ta, tb, tile)
     pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
     kc, unit, pad, y_nbytes, half, block = tile.kc, tile.unit, tile.pad, tile.y_nbytes, 4 * W, tb.block
+    at_once = 1 if half % LINE == 0 else 2              # halves of a panel that fill cache lines
     tall = max(rows for rows, _ in tile.multiply.values())
     c_offs, t_offs, d_offs = MB * tile.ldw, MB * tile.ldw + MB * LDC, private_nbytes(tile)
     scratch_size, w_block, w_nbytes = scratch_nbytes(tile), ta.block, ta.nbytes
@@ -86,11 +87,8 @@ def make_kernel(ta, tb, tile, rows_of=None):
         row_nbytes = k // w_block * w_nbytes
         own_nbytes = scratch_size + (MB * row_nbytes if unpacked else 0)
         scratch = panels + (n_pairs // NL + min(n_experts, n_pairs)) * panel_nbytes + ith * own_nbytes
-        halves = 2 * lists.n_panels(node)
-        while True:
-            h = next_rows(node, ith, nth, sync, 1, halves)
-            if h >= halves:
-                break
+        own_first, own_end = own_share(2 * lists.n_panels(node) // at_once, ith, nth)
+        for h in range(own_first * at_once, own_end * at_once):
             i = h // 2
             e = expert_of_panel(firsts, n_experts, i)
             p = ld_i64(starts + 8 * e) + (i - ld_i64(firsts + 8 * e)) * NL + h % 2 * W

@@ -9,7 +9,7 @@ import numpy as np
 from ggjit.ops.core.record import N_KERNEL, N_NEXT, N_PARAMS, N_TASKS, WORD, node_words
 from ggjit.ops.native.jit import exact
 from ggjit.ops.native.mem import ld_i64
-from ggjit.ops.native.node import next_rows
+from ggjit.ops.native.node import LINE, next_rows
 
 CHUNK_ELEMENTS = 1 << 14        # elements of a chunk: 50 ms for the slowest quantiser
 LEAST_SHARED = 1 << 16          # elements; fewer are done before other threads are awake
@@ -36,8 +36,11 @@ def param(node, i):
 
 @exact
 def rows_at_once(k):
-    """Rows of k elements a thread takes at a time."""
-    return max(1, CHUNK_ELEMENTS // max(k, 1))
+    """Rows of k elements a thread takes at a time: a power of two, so that many short rows are whole cache lines."""
+    rows, most = 1, min(CHUNK_ELEMENTS // max(k, 1), LINE)
+    while 2 * rows <= most:
+        rows *= 2
+    return rows if rows < LINE else CHUNK_ELEMENTS // max(k, 1) // LINE * LINE
 
 
 @exact

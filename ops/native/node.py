@@ -50,6 +50,7 @@ CHUNK, CHUNK2 = WORD * N_CHUNK, WORD * (N_CHUNK + 1)
 # byte offsets in the sync page
 S_COUNT, S_GENERATION, S_ABORT, S_DEADLINE, S_POLL, S_INTERVAL = 0, 64, 128, 192, 256, 320
 SPINS_BEFORE_YIELD = 2000
+LINE = 64                                       # bytes of a cache line
 
 
 # ---------------------------------------------------------------- reading a view
@@ -188,3 +189,27 @@ def chunk_rows(n, nth):
     """Chunk length for n equal rows: about eight chunks a thread, at least one row."""
     c = n // (nth * 8)
     return c if c > 0 else 1
+
+
+# A line of memory that two cores write travels between them, about 200 ns each way: no line should have two writers.
+@inline
+def whole_lines(nbytes):
+    """`nbytes` rounded up to whole cache lines."""
+    return (nbytes + LINE - 1) // LINE * LINE
+
+
+@inline
+def chunk_of_lines(chunk, row_nbytes, n, nth):
+    """A chunk of n rows, rounded up so that its row_nbytes a row are whole cache lines; as it is where a thread would
+    find no such chunk."""
+    odd = row_nbytes & LINE - 1
+    if nth == 1 or odd == 0:
+        return chunk
+    rows = LINE // (odd & -odd)
+    return (chunk + rows - 1) // rows * rows if n >= rows * nth else chunk
+
+
+@inline
+def own_share(n, ith, nth):
+    """(first, end) of the n units that are thread ith's: stretches in the order of the threads, without a counter."""
+    return n * ith // nth, n * (ith + 1) // nth

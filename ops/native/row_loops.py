@@ -27,7 +27,7 @@ from ggjit.ops.core.record import OK, WORD
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import cycles
-from ggjit.ops.native.node import DST, SRC0, aborted, chunk_rows, n_rows, ne, next_rows, param_i32
+from ggjit.ops.native.node import DST, SRC0, aborted, chunk_of_lines, chunk_rows, n_rows, nb, ne, next_rows, param_i32
 from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 
 I32_MAX = 2 ** 31 - 1
@@ -113,7 +113,7 @@ def pieces_of_result(node):
 def over_chunks(rows, count=rows_of_result, chunking=DYNAMIC, phase=0):
     """kernel(node, ith, nth, sync) that calls rows(node, ith, start, stop) for chunks of range(count(node))."""
     length, take = chunking
-    counter = WORD * phase
+    counter, by_row = WORD * phase, count is not pieces_of_result and chunking is not SINGLE
 
     @inline
     def in_parts(node, ith, sync, start, stop, part):
@@ -130,6 +130,8 @@ def over_chunks(rows, count=rows_of_result, chunking=DYNAMIC, phase=0):
     def kernel(node, ith, nth, sync):
         n = count(node)
         chunk, part = length(node, n, nth), PART // max(ne(node + DST, 0), 1) + 1
+        if by_row:                              # chunks end where cache lines of the result end
+            chunk = chunk_of_lines(chunk, nb(node + DST, 1), n, nth)
         while True:
             start = take(node + counter, ith, nth, sync, chunk, n)
             if start >= n:

@@ -10,6 +10,7 @@ from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32, ld_i64, st_i64
 from ggjit.ops.native.node import (
     DST,
+    LINE,
     SRC0,
     SRC1,
     addr,
@@ -41,7 +42,7 @@ def reference(t, a, b):
 
 @inline
 def _rows(node, ith, start, stop):
-    a, b, count = node + SRC0, node + SRC1, work(node) + 8 * ith
+    a, b, count = node + SRC0, node + SRC1, work(node) + LINE * ith
     n0, a0, b0, n_equal = ne(a, 0), nb(a, 0), nb(b, 0), ld_i64(count)
     for r in range(start, stop):
         i1, i2, i3 = row_index(a, r)
@@ -56,20 +57,20 @@ def _make():
     each_row = inline(over_chunks(_rows, rows_of_source))
 
     def kernel(node, ith, nth, sync):
-        st_i64(work(node) + 8 * ith, 0)
+        st_i64(work(node) + LINE * ith, 0)
         each_row(node, ith, nth, sync)
         barrier(sync, nth)
         if ith == 0:
             total = 0
             for k in range(nth):
-                total += ld_i64(work(node) + 8 * k)
+                total += ld_i64(work(node) + LINE * k)
             st_i64(addr(node + DST), total)
         return OK
     return kernel
 
 
 def kernel(t, n_threads):
-    return Kernel("count_equal", _make, cost=0.05 * touched_nbytes(t), work_nbytes=8 * n_threads)
+    return Kernel("count_equal", _make, cost=0.05 * touched_nbytes(t), work_nbytes=LINE * n_threads)
 
 
 def cases():

@@ -5,7 +5,8 @@ activations are broadcast from memory (lane_tile.py has the tile).  Few columns 
 are tiles of a few columns times two groups of L rows where that is a processor's rule (choices.py), else tiles like the
 first: then super-blocks are unpacked to bytes, a chunk of rows at a time, once for all columns.
 
-    panels of activations    column by column of a tile, block by block: tile 0 | tile 1 ...
+    panels of activations    column by column of a tile, block by block: tile 0 | tile 1 ...; a tile starts at a cache
+                             line and is one thread's, so no line is written by two
     loops                    a chunk of rows (second-level cache), tiles of columns (first-level cache), groups of rows
 
 Measured in benchmarks/repack.py.  AVX-512 with VNNI, and AVX2; k a multiple of the type's block, rows a multiple of L.
@@ -31,7 +32,21 @@ from ggjit.ops.native import isa
 from ggjit.ops.native.jit import exact, inline, ir_function, native
 from ggjit.ops.native.lanes import i64, splat_const, transpose_ir, zero
 from ggjit.ops.native.mem import ld_i8, ld_i16, ld_i32, st_i8, st_i16, st_i32
-from ggjit.ops.native.node import DST, SRC0, SRC1, addr, barrier, chunk_rows, nb, ne, next_rows, next_rows2, work
+from ggjit.ops.native.node import (
+    DST,
+    SRC0,
+    SRC1,
+    addr,
+    barrier,
+    chunk_of_lines,
+    chunk_rows,
+    nb,
+    ne,
+    next_rows2,
+    own_share,
+    whole_lines,
+    work,
+)
 from ggjit.ops.native.simd import load_ir, shuffle_ir, store_ir, vec_ir
 from ggjit.ops.types.shared.dot import OWN
 
@@ -169,33 +184,31 @@ def _make(type, shape):
             chunk = min((groups + 2 * nth - 1) // (2 * nth), UNPACKED_NBYTES // (n_blocks * seen_nbytes))
             return max(1, chunk // n_groups) * n_groups
         chunk = max(chunk, min(CHUNK_NBYTES // (n_blocks * nbytes), groups // (2 * nth)))
-        return (chunk + n_groups - 1) // n_groups * n_groups
+        chunk = (chunk + n_groups - 1) // n_groups * n_groups
+        return chunk_of_lines(chunk, 4 * ROWS, groups, nth)
 
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST
         k, m, n, panels = ne(a, 0), ne(a, 1), ne(b, 1), work(node)
         tiles, n_blocks, groups = (n + n_columns - 1) // n_columns, k // block, m // ROWS
-        column = n_blocks * y_nbytes
-        while True:
-            j = next_rows(node, ith, nth, sync, 1, n)
-            if j >= n:
-                break
-            t = ((j + 1) * tiles - 1) // n
-            first = n * t // tiles
-            prepare(addr(b) + j * nb(b, 1), k, panels + first * column, j - first, n * (t + 1) // tiles - first)
+        column = whole_lines(n_blocks * y_nbytes)
+        own_first, own_end = own_share(tiles, ith, nth)
+        for t in range(own_first, own_end):
+            first, after = n * t // tiles, n * (t + 1) // tiles
+            for j in range(first, after):
+                prepare(addr(b) + j * nb(b, 1), k, panels + first * column, j - first, after - first)
         barrier(sync, nth)
-        chunk = chunk_of(groups, n_blocks, nth)
-        own = panels + (n * column + 63) // 64 * 64 + ith * chunk * n_blocks * seen_nbytes
+        chunk, whole = chunk_of(groups, n_blocks, nth), groups // n_groups * n_groups
+        own = panels + n * column + ith * whole_lines((chunk + n_groups - 1) * n_blocks * seen_nbytes)
         while True:
-            start = next_rows2(node, ith, nth, sync, chunk, groups)
-            if start >= groups:
+            start = next_rows2(node, ith, nth, sync, chunk, whole)
+            if start >= whole:
                 return OK
-            end, weights = min(groups, start + chunk), addr(a)
+            end, weights = start + chunk if start + chunk < whole else groups, addr(a)
             if unpacks:
-                low = min(start, groups - n_groups)
-                for g in range(low, end):
-                    unpack(weights + g * n_blocks * nbytes, n_blocks, own + (g - low) * n_blocks * seen_nbytes)
-                weights = own - low * n_blocks * seen_nbytes
+                for g in range(start, end):
+                    unpack(weights + g * n_blocks * nbytes, n_blocks, own + (g - start) * n_blocks * seen_nbytes)
+                weights = own - start * n_blocks * seen_nbytes
             for t in range(tiles):              # columns stay in the first-level cache, groups in the second
                 j = n * t // tiles
                 c = addr(d) + j * nb(d, 1)
@@ -275,6 +288,8 @@ def product(a, b, n_threads):
     cost = 2 * k * m * n / 300 + a.type.row_nbytes(k) * m / 20
     n_blocks, own_nbytes = k // a.type.block, 0
     if shape.unpacks:
-        own_nbytes = max(UNPACKED_NBYTES, shape.n_groups * n_blocks * unpacked(format).nbytes)
+        row_group = n_blocks * unpacked(format).nbytes
+        own_nbytes = max(UNPACKED_NBYTES, shape.n_groups * row_group) + (shape.n_groups - 1) * row_group + 64
     return Kernel(f"mul_mat-repacked-{a.type.name}-{shape}", lambda: _make(a.type, shape), cost,
-                  n * n_blocks * column_nbytes(format) + 64 + n_threads * own_nbytes, (__name__, module_of(a.type)))
+                  n * whole_lines.py_func(n_blocks * column_nbytes(format)) + n_threads * own_nbytes,
+                  (__name__, module_of(a.type)))

@@ -31,12 +31,14 @@ from ggjit.ops.native.node import (
     SRC2,
     addr,
     barrier,
+    chunk_of_lines,
     chunk_rows,
     fail,
     nb,
     ne,
-    next_rows,
     next_rows2,
+    own_share,
+    whole_lines,
     work,
 )
 from ggjit.ops.types.shared.dot import OWN
@@ -58,16 +60,14 @@ def _make_one(type, prefetch):
             if e < 0 or e >= ne(a, 2):
                 return fail(node, BAD_INDEX, e)
         n_blocks, columns = k // block, work(node)
-        column, group_nbytes = n_blocks * y_nbytes, ROWS * (k // block) * nbytes
-        while True:
-            j = next_rows(node, ith, nth, sync, 1, n_b)
-            if j >= n_b:
-                break
+        column, group_nbytes = whole_lines(n_blocks * y_nbytes), ROWS * (k // block) * nbytes
+        own_first, own_end = own_share(n_b, ith, nth)
+        for j in range(own_first, own_end):
             prepare(addr(b) + j * nb(b, 1), k, columns + j * column, 0, 1)
         barrier(sync, nth)
         groups = m // ROWS
         total = groups * n_used
-        chunk = chunk_rows(total, nth)
+        chunk = chunk_of_lines(chunk_rows(total, nth), GROUP_NBYTES, total, nth)
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
             if start >= total:
@@ -113,6 +113,19 @@ def _make_many(type, n_columns, n_groups, prefetch, in_turn):
             prepare(src, k, columns + last * c * column, position - n + c, c)
 
     @inline
+    def tile_start(starts, ids, pairs, n_used, n_pairs, r):
+        """The first pair from r on whose tile is not that of a pair before it: where one thread may follow another."""
+        if r == 0 or r == n_pairs:
+            return r
+        pair = ld_i64(pairs + 8 * r)
+        e = lists.expert_id(ids, pair % n_used, pair // n_used)
+        first = ld_i64(starts + 8 * e)
+        n = ld_i64(starts + 8 * e + 8) - first
+        c = width(n)
+        position = (r - first + c - 1) // c * c
+        return first + (position if position <= n - c else n)   # the last tile may share columns with the one before
+
+    @inline
     def expert_group(w, columns, column, n_blocks, n, pairs, d, n_used, g, sums):
         """Groups g ... of an expert times its n columns."""
         c = width(n)
@@ -132,35 +145,37 @@ def _make_many(type, n_columns, n_groups, prefetch, in_turn):
         if status != OK:
             return status
         n_blocks, groups = k // block, m // ROWS
-        column, group_nbytes = n_blocks * y_nbytes, ROWS * (k // block) * nbytes
+        column, group_nbytes = whole_lines(n_blocks * y_nbytes), ROWS * (k // block) * nbytes
         starts, experts = lists.starts_of(node), lists.experts_of(node, n_experts)
         pairs, sums = lists.pairs_of(node, n_experts), lists.lists_end(node, n_experts, n_pairs)
         columns = sums + nth * n_columns * sums_nbytes
         sums += ith * n_columns * sums_nbytes
-        while True:
-            r = next_rows(node, ith, nth, sync, 1, n_pairs)
-            if r >= n_pairs:
-                break
+        own_first, own_end = own_share(n_pairs, ith, nth)
+        own_first = tile_start(starts, ids, pairs, n_used, n_pairs, own_first)
+        for r in range(own_first, tile_start(starts, ids, pairs, n_used, n_pairs, own_end)):
             pair = ld_i64(pairs + 8 * r)
             e = lists.expert_id(ids, pair % n_used, pair // n_used)
             first = ld_i64(starts + 8 * e)
             src = addr(b) + pair % n_used % n_b * nb(b, 1) + pair // n_used * nb(b, 2)
             prepare_pair(b, src, k, r - first, ld_i64(starts + 8 * e + 8) - first, columns + 2 * first * column, column)
         barrier(sync, nth)
-        bunches = (groups + n_groups - 1) // n_groups
+        bunches = groups // n_groups
         total = bunches * lists.n_active(node)
-        chunk = chunk_rows(total, nth)
+        chunk = chunk_of_lines(chunk_rows(total, nth), sums_nbytes, total, nth)
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
             if start >= total:
                 return OK
             for item in range(start, min(total, start + chunk)):
                 i = item // bunches
-                g = min((item - i * bunches) * n_groups, groups - n_groups)  # the last group may overlap the one before
+                g0 = (item - i * bunches) * n_groups
+                end = g0 + n_groups if item - i * bunches < bunches - 1 else groups
                 e = ld_i64(experts + 8 * i)
                 first = ld_i64(starts + 8 * e)
-                expert_group(addr(a) + (e * groups + g) * group_nbytes, columns + 2 * first * column, column, n_blocks,
-                             ld_i64(starts + 8 * e + 8) - first, pairs + 8 * first, d, n_used, g, sums)
+                for at in range(g0, end, n_groups):
+                    g = min(at, groups - n_groups)          # the last groups may overlap those before, of this thread
+                    expert_group(addr(a) + (e * groups + g) * group_nbytes, columns + 2 * first * column, column,
+                                 n_blocks, ld_i64(starts + 8 * e + 8) - first, pairs + 8 * first, d, n_used, g, sums)
     return kernel
 
 
@@ -172,7 +187,8 @@ def product(t, n_threads):
     per_expert = -(-n_pairs // n_experts)
     cost = 2 * k * m * n_pairs / 300 + type.row_nbytes(k) * m * min(n_experts, n_pairs) / 20 + 2 * n_pairs
     modules = (__name__, module_of(type))
-    column, prefetch = k // type.block * column_nbytes(format), choices.layout_tile(type).prefetch
+    column = whole_lines.py_func(k // type.block * column_nbytes(format))
+    prefetch = choices.layout_tile(type).prefetch
     how = "" if prefetch == OWN else f"-{prefetch}"
     if t.ne[2] == 1:
         return Kernel(f"mul_mat_id-repacked-one-{type.name}{how}", lambda: _make_one(type, prefetch), cost,

@@ -19,7 +19,7 @@ def add_arguments(c):
     c.add_argument("--language", metavar="CODE", help="what is spoken: en, de, ... (what is heard in the first 30 s)")
     c.add_argument("--task", choices=TASKS, default="transcribe", help="translate: into English")
     c.add_argument("--beam", type=positive, default=1, metavar="N", help="texts that are followed at once (1)")
-    c.add_argument("--prompt", metavar="TEXT", help="names and spellings, as if they had been said before")
+    c.add_argument("-p", "--prompt", metavar="TEXT", help="names and spellings, as if they had been said before")
     c.add_argument("--words", action="store_true", help="when each word was said")
     form = c.add_mutually_exclusive_group()
     form.add_argument("--srt", action="store_true", help="print SubRip subtitles")
