@@ -34,6 +34,7 @@ class Encoder(Network):
         self.n_ctx_train = self.n_ctx = hparams.n_ctx = hparams.n_ctx_train
         self.pooling = self._pooling(hparams)
         self.description = about = ENCODERS[self.file.arch](hparams)
+        self.n_head = about.blocks[0].mixer.n_head
         loader, tensors = Loader(self.weights, self.n_embd), self.file.tensors
         table, types = tensors.get("token_embd.weight"), tensors.get("token_types.weight")
         self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0

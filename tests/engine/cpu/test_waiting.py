@@ -1,6 +1,8 @@
 """Workers that wait: in the system, in Python where the system has no way, and code for systems that are not here."""
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from ggjit.cpu import walk
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.ops.core.record import WORD
 from ggjit.ops.native import waiting
-from ggjit.ops.native.node import S_COUNT
+from ggjit.ops.native.jit import native
+from ggjit.ops.native.node import S_CAN_SLEEP, S_COUNT, S_GENERATION, S_WAITING, barrier
 
 
 @pytest.fixture
@@ -88,6 +91,46 @@ def test_workers_that_take_no_part_do_not_keep_the_interpreter_busy(in_python, m
     monkeypatch.setattr(walk, "worker", counted)
     _product(2, 1500).compute()
     assert entered.count(2) <= 3
+
+
+@native("i64(i64, i64, i64)")
+def meet(sync, nth, times):
+    for _ in range(times):
+        barrier(sync, nth)
+    return 0
+
+
+def _sync(can_sleep):
+    memory = np.zeros(walk.PAGE_NBYTES + 64, np.uint8)
+    page = memory[-memory.ctypes.data % 64:][:walk.PAGE_NBYTES].view(np.int64)
+    page[S_CAN_SLEEP // WORD] = can_sleep
+    return page
+
+
+@pytest.mark.skipif(not waiting.WAY, reason="the system has no way to sleep on a word")
+def test_a_thread_sleeps_at_a_barrier_until_the_last_one_comes():
+    sync = _sync(1)
+    waiter = threading.Thread(target=meet, args=(sync.ctypes.data, 2, 1), daemon=True)
+    waiter.start()
+    while not sync[S_WAITING // WORD]:                  # for ever, if it only spins: the suite's time limit ends it
+        time.sleep(0.001)
+    assert waiter.is_alive() and not sync[S_GENERATION // WORD]
+    meet(sync.ctypes.data, 2, 1)
+    waiter.join(timeout=60)
+    assert not waiter.is_alive()
+    assert sync[S_GENERATION // WORD] == 1 and not sync[S_WAITING // WORD] and not sync[S_COUNT // WORD]
+
+
+@pytest.mark.parametrize("can_sleep", [0, 1])
+def test_no_wake_up_is_lost(can_sleep):
+    sync, nth, times = _sync(can_sleep), 5, 2000        # more threads than cores: most of them sleep at each barrier
+    threads = [threading.Thread(target=meet, args=(sync.ctypes.data, nth, times), daemon=True) for _ in range(nth)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=120)
+    assert not any(t.is_alive() for t in threads)
+    assert sync[S_GENERATION // WORD] == times and not sync[S_WAITING // WORD]
 
 
 # ---------------------------------------------------------------- other systems

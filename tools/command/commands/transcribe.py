@@ -9,8 +9,8 @@ from ggjit.tools.command.common import add_threads, positive
 
 EXAMPLES = (("ggjit transcribe talk.wav -m ggml-base.bin", "segments as they come, with their times"),
             ("ggjit transcribe talk.mp3 -m base.gguf --srt > talk.srt", "subtitles"),
-            ("ggjit transcribe talk.wav -m base.gguf --words --json", "every word with its time, as JSON"),
-            ("ggjit transcribe rede.wav -m base.gguf --task translate", "in English, whatever is spoken"))
+            ("ggjit transcribe rede.wav -m base.gguf --task translate --words --json",
+             "in English, whatever is spoken; every word with its time, as JSON"))
 
 
 def add_arguments(c):
