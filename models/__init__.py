@@ -19,6 +19,7 @@ from ggjit.models.files.load_tensors import load_gguf, load_safetensors
 from ggjit.models.files.own_weights import OwnWeights
 from ggjit.models.files.rewrite import edit_gguf, quantize_gguf
 from ggjit.models.files.save import save_gguf, save_safetensors
+from ggjit.models.files.smollm2 import smollm2_path
 from ggjit.models.networks.bulk import embed_texts, generate_texts
 from ggjit.models.networks.device_map import token_seconds
 from ggjit.models.networks.evaluate import measure_imatrix, perplexity

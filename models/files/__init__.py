@@ -8,6 +8,7 @@
     rewrite.py          files made from others: quantised (mixtures.py: which types), edited, split, joined
     imatrix.py          importance matrices
     minilm.py           MiniLM's GGUF, made from a package; silero_file.py: Silero's form; wav.py: recordings
+    smollm2.py          the model that chats, in its pip package
     whisper_file.py     whisper.cpp's form, as if it were a GGUF; ct2_file.py: CTranslate2's
     sound.py            recordings of any length, format and rate
 """

@@ -21,7 +21,9 @@ from ggjit.models.networks.network import Network
 from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
+from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
 from ggjit.models.text.sampling import OPTIONS
+from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.progress import counted
 from ggjit.ops.core.types import BY_NAME
@@ -376,12 +378,45 @@ class Decoder(Network):
         models/text/sampling.py.
         grammar: GBNF text that the answer fits; json_schema: a JSON Schema that it fits, as a dict or text;
         grammar_triggers: texts, compiled patterns and ids from which on it fits (before the first all is allowed).
+        logprobs: a number k; then every one of `.tokens` has the log-probability that the model gave it, before
+        sampling and grammars, and the k likeliest tokens there; stats["logprobs"] holds them for JSON.
+        `.text`: the whole text, `.tokens`: its tokens (models/text/generation.py); in a notebook cell both are shown.
         cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
         the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
         A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.
         """
         kind = Generations if is_many(prompt) else Generation
         return kind(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
+
+    def score(self, texts, logprobs=0):
+        """A ScoredText of each text: `.tokens` with the log-probability of each given all before it, `.logprob`, their
+        sum in nats, `.perplexity`.  The first token has none: nothing is before it.  The text so far is forgotten.
+
+        texts: a list of texts or of lists of token ids; one text or list of ids gives one ScoredText.
+        logprobs: how many alternatives each token has, 0 for none.
+        Errors: ParamError for an empty list and a text that is longer than the context, TypeMismatch, IndexRangeError.
+
+            m.score(["It was a truth", "It truth a was"])[0].logprob
+        """
+        n_alternatives = checked_count(0 if logprobs is None else logprobs)
+        many = is_many(texts)
+        if not isinstance(texts, str | list | tuple) or not len(texts):
+            raise ParamError("score takes a text that is not empty, or a list of texts or token ids with at least one")
+        all_ids = [self._checked_ids(self.tokenize(x) if isinstance(x, str) else x, self.n_ctx)
+                   for x in (texts if many else [texts])]
+        scored = [self._scored(ids, n_alternatives) for ids in all_ids]
+        return scored if many else scored[0]
+
+    def _scored(self, ids, n_alternatives):
+        tokens = [token_of(self.tokenizer, int(ids[0]))]
+        with self._lock:
+            self.reset()
+            for start in range(0, len(ids), self.n_batch):
+                logits = self._finite(self.decode(ids[start:start + self.n_batch], all_logits=True), "the logits")
+                following = ids[start + 1:start + 1 + len(logits)].tolist()
+                tokens += [token_of(self.tokenizer, id, row, n_alternatives)
+                           for id, row in zip(following, logits, strict=False)]
+        return ScoredText(tokens)
 
     def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template=None, **variables):
         """(text, ids) of a conversation, a list of {"role": ..., "content": ...}, by the chat template in the file.

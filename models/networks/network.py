@@ -291,6 +291,9 @@ class Network(Inside):
     def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
 
+    def score(self, texts, logprobs=0):
+        raise NotSupported(f"{self.file.arch} models do not predict the next token; load a llama model")
+
     def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
 

@@ -5,6 +5,7 @@
 One Answer per text, however many are computed at once: it knows nothing of the model, only its vocabulary.
 """
 from ggjit.models.core.checks import integer
+from ggjit.models.text.logprobs import checked_count, token_of
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.whole_numbers import is_whole
 
@@ -16,6 +17,7 @@ class Answer:
     stop            a text, an id, or a list of them: ends the text before the one that comes first
     .tokens         ids so far, the last one that ends the text included
     .text           all that was given out
+    .scored         a TokenLogprob for each of .tokens; with log-probabilities where `logprobs` is a number
     .stop_reason    None, or why it ended:
                     "stop_token"    the vocabulary's end of turn or document, or an id of `stop`
                     "stop_string"   a text of `stop`
@@ -27,17 +29,26 @@ class Answer:
     Errors: ParamError, TypeMismatch for `stop`; those of the sampler.
     """
 
-    def __init__(self, tokenizer, sampler, n_predict=-1, stop=()):
+    def __init__(self, tokenizer, sampler, n_predict=-1, stop=(), logprobs=None):
         self.n_predict = integer("n_predict", n_predict, -1, 1 << 31, "; -1 has no limit")
-        self.sampler, self._stream = sampler, tokenizer.stream()
+        self.sampler, self._tokenizer, self._stream = sampler, tokenizer, tokenizer.stream()
+        self.n_alternatives = checked_count(logprobs)
         self._stop_texts, ids = _texts_and_ids(tokenizer, stop)
         self._ends = ids.union(tokenizer.stop_ids)
         self.tokens, self.text, self.stop_reason = [], "", None if n_predict else "length"
-        self._held = ""
+        self._held, self._scored = "", []
+
+    @property
+    def scored(self):
+        if self.n_alternatives is None:
+            return [token_of(self._tokenizer, id) for id in self.tokens]
+        return self._scored
 
     def take(self, logits):
         """Choose a token: the piece of text that is certain by now, perhaps "".  `stop_reason` says if it is over."""
         token = self.sampler.sample(logits)
+        if self.n_alternatives is not None:
+            self._scored.append(token_of(self._tokenizer, token, logits, self.n_alternatives))
         self.tokens.append(token)
         if token in self._ends:
             self.stop_reason = "stop_token"

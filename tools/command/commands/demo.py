@@ -1,9 +1,11 @@
-"""`ggjit demo`: nearest neighbours of real sentences, speed and memory plan of MiniLM."""
+"""`ggjit demo`: nearest neighbours of real sentences, speed and memory plan of MiniLM; an answer of SmolLM2."""
 import statistics
 import time
 
 from ggjit.display.progress import compiling
 from ggjit.models.files.minilm import minilm_path
+from ggjit.models.files.smollm2 import INSTALL, smollm2_path
+from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import add_threads, console, table
 from ggjit.tools.command.helpers import load
 
@@ -14,6 +16,9 @@ TEXTS = (
     "How do I bake sourdough bread?", "A recipe for a crusty loaf with wild yeast.",
     "The spacecraft entered orbit around Mars.", "A probe has reached the red planet.",
 )
+
+QUESTION = "What is gravity?"
+ANSWER_TOKENS = 48
 
 
 def add_arguments(c):
@@ -36,10 +41,24 @@ def run(args):
     result = {"nearest": nearest(vectors), "tokens_per_second": sum(lengths) / statistics.median(times),
               "first_result_seconds": first, "longest_text_tokens": max(lengths),
               "memory": {"weights": m.weights.nbytes, "compute": m.compute_nbytes, "last_plan_peak": plan.peak,
-                         "lower_bound": plan.lower_bound}}
+                         "lower_bound": plan.lower_bound},
+              "chat": answered(args)}
     if not args.json:
         show(m, result)
     return result
+
+
+
+def answered(args):
+    """The beginning of SmolLM2's answer to QUESTION; None where it is not installed."""
+    path = smollm2_path(missing_ok=True)
+    if path is None:
+        return None
+    with compiling(), load(path, args, n_ctx=256) as m:
+        m.warm_up()                         # plans and kernels, not timed
+        answer = m.chat([{"role": "user", "content": QUESTION}], ANSWER_TOKENS, temp=0)
+        return {"question": QUESTION, "answer": answer.text,
+                "tokens_per_second": answer.stats["decode_tokens_per_second"]}
 
 
 def nearest(vectors):
@@ -64,3 +83,8 @@ def show(m, r):
               f"repacked, compute arena {mem['compute'] / 1e3:.0f} kB (texts of up to {r['longest_text_tokens']} "
               f"tokens); the last plan's peak {mem['last_plan_peak'] / 1e3:.0f} kB, lower bound "
               f"{mem['lower_bound'] / 1e3:.0f} kB")
+    if r["chat"] is None:
+        out.print(f"a model that chats is not installed: {INSTALL}, then `ggjit chat`")
+    else:
+        out.print(f"\nSmolLM2-135M, {r['chat']['tokens_per_second']:,.0f} tokens/s; `ggjit chat` goes on\n"
+                  f"> {QUESTION}\n{printable(r['chat']['answer'], keep=TEXT)} ...")

@@ -40,6 +40,8 @@ def add_arguments(c):
     c.add_argument("-r", "--reverse-prompt", "--stop", dest="stop", action="append", default=[], metavar="TEXT",
                    help="stop before this text (may be given several times)")
     c.add_argument("--ignore-eos", action="store_true", help="the model's own ends are never chosen")
+    c.add_argument("--logprobs", type=count, default=None, metavar="N",
+                   help="with --json: log-probabilities of every token and the N likeliest there, before sampling")
     c.add_argument("--context-shift", action="store_true", help="drop older tokens when the context is full")
     c.add_argument("--keep", dest="n_keep", type=count, default=0, metavar="N",
                    help="with --context-shift: the first N tokens stay (0)")
@@ -57,12 +59,15 @@ def add_arguments(c):
 def run(args):
     if args.input is not None:
         return _file(args)
+    if args.logprobs is not None and not args.json:
+        raise ParamError("--logprobs is printed with --json; add --json")
     if args.prompt is None or args.output is not None or args.cluster is not None or args.workers is not None:
         raise ParamError("generate takes --prompt TEXT, or --input FILE with --output FILE")
     with compiling():
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, **rope_args(args))
         pieces = m.generate(args.prompt, args.n_predict, stop=args.stop, ignore_eos=args.ignore_eos,
-                            context_shift=args.context_shift, n_keep=args.n_keep, **sampling(args))
+                            context_shift=args.context_shift, n_keep=args.n_keep, logprobs=args.logprobs,
+                            **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
         total = args.n_predict if args.n_predict > 0 else None
@@ -82,8 +87,8 @@ def run(args):
 
 def _file(args):
     """Every text of a file, several at once; on workers, if there are any."""
-    if args.prompt is not None or args.context_shift or args.lora:
-        raise ParamError("generate --input FILE goes without --prompt, --context-shift and --lora")
+    if args.prompt is not None or args.context_shift or args.lora or args.logprobs is not None:
+        raise ParamError("generate --input FILE goes without --prompt, --context-shift, --logprobs and --lora")
     t0, load = time.perf_counter(), {"n_ctx": args.n_ctx, "kv_type": args.kv_type, "repack": args.repack,
                                      "strict": args.strict, "n_threads": args.threads, **rope_args(args)}
     options = {"n_predict": args.n_predict, "stop": tuple(args.stop), "ignore_eos": args.ignore_eos, **sampling(args)}
