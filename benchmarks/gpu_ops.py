@@ -4,6 +4,7 @@ ours where ggml's suite has none of the op by itself.
 A rate counts every byte of the result and its sources once, or multiplications and additions where they are what takes
 the time (tools/suite/flops.py).
 """
+import contextlib
 import math
 import random
 import statistics
@@ -45,31 +46,37 @@ class Own:
         self._memory.alloc_graph(self.graph)
 
 
+@contextlib.contextmanager
 def suites_node(case):
-    """The last node of a case of ggml's suite, or None where it is refused."""
+    """The last node of a case of ggml's suite, or None where it is refused; it is freed at the end."""
     try:
         built = Built(case, None, 0, None)
         nodes = built.nodes
-        built.close()
     except GgjitError:
-        return None
-    return nodes[-1] if nodes else None
+        yield None
+        return
+    try:
+        yield nodes[-1] if nodes else None
+    finally:
+        built.close()
 
 
+@contextlib.contextmanager
 def own_node(case):
-    return case.build(Inputs(gg.Context(), np.random.default_rng(0)))
+    with gg.Context() as ctx:
+        yield case.build(Inputs(ctx, np.random.default_rng(0)))
 
 
 def picked(cases, node_of, largest, most_nbytes=math.inf):
     """{op: case}: the largest case of at most that many bytes, or the smallest of them, of each op that has kernels."""
     found = {}
     for case in cases:
-        t = node_of(case)
-        if t is None or min(t.ne) == 0 or launches(t) is None:
-            continue
-        nbytes, have = touched(t), found.get(t.op)
-        if nbytes <= most_nbytes and (have is None or (nbytes > have[0]) == largest):
-            found[t.op] = nbytes, case
+        with node_of(case) as t:
+            if t is None or min(t.ne) == 0 or launches(t) is None:
+                continue
+            nbytes, have = touched(t), found.get(t.op)
+            if nbytes <= most_nbytes and (have is None or (nbytes > have[0]) == largest):
+                found[t.op] = nbytes, case
     return {op: case for op, (_, case) in found.items()}
 
 
