@@ -29,5 +29,5 @@ def repacked(matrices, asked, encoder, device):
     if device.type != TYPE_NULL:
         tune_unknown(large)
     chosen = [t for t in able if t.type in large and choices.pays_repacked(t.type)]
-    fits = device.type == TYPE_NULL or 2 * sum(t.nbytes for t in chosen) <= device.memory()[0]
+    fits = not chosen or device.type == TYPE_NULL or 2 * sum(t.nbytes for t in chosen) <= device.memory()[0]
     return chosen if fits else []

@@ -147,6 +147,7 @@ def available_nbytes():
     return free
 
 
+@functools.cache
 def total_nbytes():
     """Bytes of memory of this machine, or of the container it is; 0: unknown."""
     limits = [int(text) for _, text in _cgroup_files("memory.max") if text.isdigit()]

@@ -40,7 +40,9 @@ def test_the_memory_of_a_container(container):
     container("memory.max", f"{1 << 30}\n")
     container("memory.current", f"{700 << 20}\n")
     container("memory.stat", f"anon 5\ninactive_file {100 << 20}\n")
+    machine.total_nbytes.cache_clear()
     assert machine.total_nbytes() == 1 << 30
+    machine.total_nbytes.cache_clear()
     assert machine.available_nbytes() == (1024 - 700 + 100) << 20
     container("memory.current", f"{3 << 30}\n")
     assert machine.available_nbytes() == 0
