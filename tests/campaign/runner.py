@@ -25,8 +25,10 @@ import traceback
 
 import numpy as np
 
+from ggjit.tools.suite.oracle import Patience
+
 TESTS_PATH = str(pathlib.Path(__file__).parent.parent)
-HANG_SECONDS = 60               # a case takes milliseconds; first calls compile kernels
+HANG_SECONDS = 60               # a case takes milliseconds; first calls compile kernels.  See Patience
 # kind: (module, share of a campaign's cases)
 KINDS = {"gguf": ("files", 0.45), "kernel cache": ("files", 0.02), "builders": ("calls", 0.5),
          "threads": ("sharing", 0.005), "memory": ("memory", 0.02), "soak": ("memory", 0.0005),
@@ -94,16 +96,19 @@ def _child(kind, first, last, end, counts, finds):
     paths = os.pathsep.join([TESTS_PATH, *filter(None, [os.environ.get("PYTHONPATH")])])
     child = subprocess.Popen([sys.executable, "-m", "campaign.runner", "--child", kind, str(first), str(last)],
                              stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True)
-    at, text, hung = first, b"", False
+    at, text, hung, patience = first, b"", False, Patience(child.pid)
     with selectors.DefaultSelector() as ready:
         ready.register(child.stdout, selectors.EVENT_READ)
         while time.monotonic() < end:
             if not ready.select(HANG_SECONDS):
-                hung = True
-                break
+                hung = patience.is_over(HANG_SECONDS)
+                if hung:
+                    break
+                continue
             more = os.read(child.stdout.fileno(), 1 << 16)
             if not more:
                 break
+            patience.begin()
             *lines, text = (text + more).split(b"\n")
             for line in lines:
                 seed, _, told = line.decode(errors="replace").partition(" ")

@@ -64,17 +64,31 @@ class WorkerDied(RuntimeError):
     """The worker died (ggml aborted) or did not answer."""
 
 
+class Patience:
+    """Tells a process that is hung from one that is slow on a busy machine, by its processor time."""
+
+    def __init__(self, pid):
+        self.clock = ~pid << 3 | 2                      # clock_getcpuclockid(3)
+        self.begin()
+
+    def begin(self):
+        """Something new was begun."""
+        self.first = self.before = time.clock_gettime(self.clock)
+
+    def is_over(self, seconds):
+        """After another `seconds` without an answer: it waited all the time, or has computed as long on every core."""
+        before, self.before = self.before, time.clock_gettime(self.clock)
+        return self.before - before < seconds / 100 or self.before - self.first > seconds * (os.cpu_count() or 1)
+
+
 def _watch(worker, answered):
-    """Kill a worker that is hung.  By its processor time: on a busy machine an honest answer may take minutes."""
-    clock = ~worker.pid << 3 | 2                        # clock_getcpuclockid(3)
+    """Kill a worker that is hung."""
     try:
-        first = before = time.clock_gettime(clock)
+        patience = Patience(worker.pid)
         while not answered.wait(PATIENCE):
-            now = time.clock_gettime(clock)
-            if now - before < PATIENCE / 100 or now - first > PATIENCE * (os.cpu_count() or 1):
+            if patience.is_over(PATIENCE):
                 worker.kill()
                 return
-            before = now
     except OSError:                                     # it has ended
         return
 
