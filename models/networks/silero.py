@@ -38,7 +38,6 @@ from ggjit.tensors.context import Context
 from ggjit.tensors.summary import op_name
 
 USAGE_WEIGHTS = 1
-EMBEDDED = pathlib.Path(__file__).parent.parent / "silero-v6.2.0.bin"
 PIECE = 1 << 12                         # windows of a long recording at a time
 SAMPLE_RATE = 16000
 VERSIONS = (5, 6)
@@ -47,16 +46,21 @@ STRIDES = (1, 2, 2, 1)              # of the encoder's layers; the file does not
 CONV_TYPES = {"F16": gg.F16, "F32": gg.F32}
 
 
+def find_silero(folder):
+    """A Silero file: the one that the environment's GGJIT_VAD names, else one called *silero*.bin in the folder, the last
+    by name; None where there is none."""
+    named = os.environ.get("GGJIT_VAD")
+    return named or max((str(p) for p in pathlib.Path(folder).glob("*silero*.bin")), default=None)
+
+
 @typed_call
-def load_vad(path=None, backend="CPU", n_threads=1, conv_type="F32"):
+def load_vad(path, backend="CPU", n_threads=1, conv_type="F32"):
     """Load a Silero VAD model in whisper.cpp's file form; see SileroVad.
 
-    path: None: Silero VAD 6.2.0, which comes with the package (docs/speech.md).
     backend: a device name ("CPU") or a Backend; one thread is best, no node is worth a barrier.
     conv_type: "F32", or "F16" to round the convolutions' data as ggml does (probabilities then differ by up to 2e-3).
     Errors: BadFile (a damaged file), ModelError (another network), ParamError; nothing stays loaded after an error.
     """
-    path = EMBEDDED if path is None else path
     if not isinstance(path, str | os.PathLike):
         raise TypeMismatch(f"load_vad takes the path of a file, got {type(path).__name__}")
     conv = CONV_TYPES[one_of("conv_type", conv_type, CONV_TYPES)]

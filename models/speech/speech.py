@@ -5,7 +5,9 @@
     r.text, r.language, r.segments[0].start
 """
 import os
+import pathlib
 import time
+import warnings
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from ggjit.models.core.checks import integer, number, one_of
 from ggjit.models.files.sound import RATE, Sound, open_sound, with_samples
 from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.load_options import LoadOptions
-from ggjit.models.networks.silero import load_vad
+from ggjit.models.networks.silero import find_silero, load_vad
 from ggjit.models.networks.whisper import Whisper
 from ggjit.models.speech.inside import Listening, Spectrogram
 from ggjit.models.speech.mel import HOP, LogMel, n_frames
@@ -89,7 +91,8 @@ class Speech:
         language: a code ("de") or name; None: detected in the first 30 s.  task: "translate" writes English.
         beam: texts that are followed at once; 1: the likeliest token each time.  timestamps=False: one segment for each
         30 s, which may cut words.  word_timestamps: `segment.words`.  prompt: text, or tokens, as if said before.
-        vad: True: Silero skips silence and drops text in it; False; or a SileroVad of load_vad.
+        vad: True: Silero skips silence and drops text in it, where its file lies beside the model's (`*silero*.bin`) or
+        GGJIT_VAD names it, else a warning says so once; False: without; or a SileroVad of load_vad.
         sample_rate: of an array.  temperature: one, or those that are tried in turn while the text repeats itself
         (compression_ratio_threshold) or is unlikely (logprob_threshold, mean log probability); above 0 the best of
         `best_of` draws.  no_speech_threshold: an unlikely window that is silence with that probability has no text.
@@ -108,7 +111,11 @@ class Speech:
         if o.batch > 1 and (vad is False or beam > 1):
             raise ParamError("batch cuts a recording at its silences, which vad finds, and writes the likeliest "
                              "tokens: leave vad and beam out, or batch")
-        windows = Windows(self, sound, o, self._stretches(sound, vad), progress)
+        stretches = self._stretches(sound, vad)
+        if o.batch > 1 and stretches is None:
+            raise ParamError("batch cuts a recording at its silences: put a Silero file beside the model, or give "
+                             "vad=load_vad(path)")
+        windows = Windows(self, sound, o, stretches, progress)
         if o.language is None:
             found = self._detected(windows)
             o.language = found.language
@@ -315,11 +322,24 @@ class Speech:
         if vad is False or vad is None:
             return None
         if vad is True:
-            self._vad = self._vad or load_vad()
-            vad = self._vad
+            vad = self._own_vad()
+            if vad is None:
+                return None
         elif not hasattr(vad, "stretches"):
             raise ParamError(f"vad must be True, False or a model of load_vad, got {vad!r}")
         return [(int(start * UNIT), int(end * UNIT) + 1) for start, end in vad.stretches(sound.read, sound.n_samples)]
+
+    def _own_vad(self):
+        """The Silero that lies beside the model, loaded once; None, and a warning, where there is none."""
+        if self._vad is None:
+            path = find_silero(pathlib.Path(self.network.file.path).parent)
+            if path is None:
+                warnings.warn(f"no voice detector beside {self.network.file.path}: silence is heard too. Put "
+                              f"whisper.cpp's ggml-silero-v6.2.0.bin there, name it in GGJIT_VAD, or say vad=False",
+                              stacklevel=4)
+                return None
+            self._vad = load_vad(path)
+        return self._vad
 
     def free(self):
         """Give weights and caches back; a second call does nothing."""

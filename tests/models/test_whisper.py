@@ -29,6 +29,7 @@ from ggjit.models import convert_folder, load_speech, load_vad, quantize_gguf, s
 from ggjit.models.convert import whisper as convert_whisper
 from ggjit.models.core.byte_chars import CHAR_OF_BYTE
 from ggjit.models.files.sound import open_sound, with_samples
+from ggjit.models.networks.silero import find_silero
 from ggjit.models.speech.decoding import TextBatch, TokenRules, beam_search, decode
 from ggjit.models.speech.streaming import LiveTranscript
 from ggjit.models.speech.tokens import LANGUAGES, gpt2_words
@@ -339,9 +340,32 @@ def test_long_silences_are_skipped(model):
     assert model.transcribe(x, language="en", vad=Spoken()).segments == []
 
 
-def test_silence_has_no_text(model):
+def test_a_detector_is_looked_for_beside_the_model(tmp_path, monkeypatch):
+    monkeypatch.delenv("GGJIT_VAD", raising=False)
+    assert find_silero(tmp_path) is None
+    for name in ("ggml-silero-v5.1.2.bin", "ggml-silero-v6.2.0.bin", "ggml-base.bin"):
+        (tmp_path / name).touch()
+    assert find_silero(tmp_path) == str(tmp_path / "ggml-silero-v6.2.0.bin")
+    monkeypatch.setenv("GGJIT_VAD", "other.bin")
+    assert find_silero(tmp_path) == "other.bin"
+
+
+def test_without_a_detector_silence_is_heard_and_that_is_said(model, monkeypatch):
+    monkeypatch.delenv("GGJIT_VAD", raising=False)
+    monkeypatch.setattr(model, "_vad", None)
+    x = noise(1)
+    with pytest.warns(UserWarning, match="no voice detector beside .*vad=False"):
+        text = model.transcribe(x, language="en", temperature=0.0).text
+    assert text == model.transcribe(x, language="en", temperature=0.0, vad=False).text
+    with pytest.warns(UserWarning), pytest.raises(ParamError, match="Silero file beside the model"):
+        model.transcribe(x, batch=2)
+
+
+def test_silence_has_no_text(model, shared, monkeypatch):
+    silero = shared("data", "silero-vad", "silero-v6.2.0-ggml.bin")
+    monkeypatch.setenv("GGJIT_VAD", str(silero))
     assert model.transcribe(np.zeros(3 * RATE, np.float32)).segments == []
-    with load_vad() as vad:
+    with load_vad(silero) as vad:
         assert model.transcribe(np.zeros(RATE, np.float32), vad=vad).text == ""
 
 

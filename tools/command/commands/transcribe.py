@@ -24,7 +24,7 @@ def add_arguments(c):
     form = c.add_mutually_exclusive_group()
     form.add_argument("--srt", action="store_true", help="print SubRip subtitles")
     form.add_argument("--vtt", action="store_true", help="print WebVTT subtitles")
-    c.add_file("--vad", metavar="PATH", help="another Silero model (the one in the package)")
+    c.add_file("--vad", metavar="PATH", help="a Silero model (one beside the model)")
     c.add_argument("--no-vad", action="store_true", help="hear silence too, in which models invent text")
     c.add_argument("--temperature", type=float, metavar="T", help="one, without trying others (0, 0.2 ... 1)")
     c.add_argument("--audio-ctx", type=lambda text: text if text == "auto" else int(text), metavar="N",
