@@ -47,8 +47,8 @@ CONV_TYPES = {"F16": gg.F16, "F32": gg.F32}
 
 
 def find_silero(folder):
-    """A Silero file: the one that GGJIT_VAD names in the environment, else the last by name of the files *silero*.bin in
-    the folder; None where there is none."""
+    """A Silero file: the one that GGJIT_VAD names in the environment, else the last by name of the folder's files
+    *silero*.bin; None where there is none."""
     named = os.environ.get("GGJIT_VAD")
     return named or max((str(p) for p in pathlib.Path(folder).glob("*silero*.bin")), default=None)
 

@@ -1,30 +1,38 @@
-"""Locks that a forked child finds open.
+"""Locks that a forked child finds open, and that no signal leaves taken.
 
-A fork copies a lock in the state it has at that moment; if another thread held it, the child waits for ever.  Here the
-first use in a new process starts with a fresh lock: the threads that held the old one do not exist there.
+A fork copies a lock in the state it has at that moment; if another thread held it, the child waits for ever.  Here
+every lock that the forking thread does not hold is open in the child: the threads that held it do not exist there.
 """
+import _thread
 import functools
 import os
 import sys
-import threading
+import weakref
+
+_all = weakref.WeakSet()
 
 
-class ForkLock:
-    """A reentrant lock for `with`, renewed after fork."""
+class ForkLock(_thread.RLock):
+    """A reentrant lock for `with`, open after a fork.
 
-    __slots__ = ("_lock", "_pid")
+    `with` enters and leaves it in C, where no signal handler can raise between taking the lock and the block that
+    releases it.  A method `__enter__` in Python would have such a place.
+    """
+
+    __slots__ = ()
 
     def __init__(self):
-        self._lock, self._pid = threading.RLock(), os.getpid()
+        _all.add(self)
 
-    def __enter__(self):
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.RLock(), os.getpid()
-        self._lock.acquire()
-        return self
 
-    def __exit__(self, *exc):
-        self._lock.release()
+def _open_after_fork():
+    for lock in list(_all):
+        if not lock._is_owned():
+            lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open_after_fork)
 
 
 # ---------------------------------------------------------------- cached properties

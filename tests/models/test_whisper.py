@@ -40,8 +40,8 @@ from ggjit.tools.command.main import main
 RATE = 16000
 REAL = pathlib.Path(os.environ.get("GGJIT_WHISPER", "/nowhere")) / "ggml-base.bin"
 JFK = SHARED / "data" / "silero-vad" / "jfk.wav"
-real = pytest.mark.skipif(not REAL.is_file() or not JFK.is_file(), reason="GGJIT_WHISPER names no folder with "
-                                                                          "ggml-base.bin, or there is no jfk.wav")
+real = pytest.mark.skipif(not REAL.is_file() or not JFK.is_file(), reason="no reference data: GGJIT_WHISPER "
+                            "names no folder with ggml-base.bin, or there is no jfk.wav")
 
 
 @pytest.fixture(scope="module")
