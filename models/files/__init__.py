@@ -9,6 +9,7 @@
     imatrix.py          importance matrices
     minilm.py           MiniLM's GGUF, made from a package; silero_file.py: Silero's form; wav.py: recordings
     smollm2.py          the model that chats, in its pip package
-    whisper_file.py     whisper.cpp's form, as if it were a GGUF; ct2_file.py: CTranslate2's
+    bin_cursor.py       a bounded reader of whisper.cpp's forms; whisper_file.py: one of them as if it were a GGUF;
+                        ct2_file.py: CTranslate2's
     sound.py            recordings of any length, format and rate
 """

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ggjit.models.files.bin_cursor import BinCursor
 from ggjit.ops.core.errors import BadFile
 
 MAGIC = 0x67676D6C
@@ -39,25 +40,7 @@ class SileroFile:
     tensors: dict
 
 
-class _SileroCursor:
-    def __init__(self, data, path):
-        self.data, self.path, self.pos = data, path, 0
-
-    def fail(self, what):
-        raise BadFile(f"{self.path}: {what}; the file is damaged or no Silero VAD model in whisper.cpp's form, fetch "
-                      f"it again")
-
-    def take(self, nbytes, what):
-        """Offset of the next nbytes bytes."""
-        left = len(self.data) - self.pos
-        if nbytes > left:
-            self.fail(f"{what} needs {nbytes} bytes at {self.pos}, {left} are left")
-        self.pos += nbytes
-        return self.pos - nbytes
-
-    def ints(self, n, what):
-        return struct.unpack_from(f"<{n}i", self.data, self.take(4 * n, what))
-
+class _SileroCursor(BinCursor):
     def count(self, what, low, high):
         n, = self.ints(1, what)
         if not low <= n <= high:
@@ -105,7 +88,7 @@ def _read_bytes(path):
 def read_silero(path):
     """The SileroFile at `path`.  Errors: BadFile for whatever is not such a file, whole and consistent."""
     path = os.fspath(path)
-    c = _SileroCursor(_read_bytes(path), path)
+    c = _SileroCursor(_read_bytes(path), path, "Silero VAD model")
     if c.ints(1, "the magic number")[0] != MAGIC:
         c.fail(f"it starts with {c.data[:4]!r}, not with the magic number of ggml's files {struct.pack('<i', MAGIC)!r}")
     kind = c.string(c.count("the length of the model's kind", 1, MAX_KIND_NBYTES), "the model's kind")

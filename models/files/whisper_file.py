@@ -21,6 +21,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ggjit.models.core.byte_chars import CHAR_OF_BYTE
+from ggjit.models.files.bin_cursor import BinCursor
 from ggjit.models.files.gguf import (
     DEFAULT_ALIGNMENT,
     MAX_DIMS,
@@ -31,7 +32,6 @@ from ggjit.models.files.gguf import (
     map_file,
 )
 from ggjit.models.files.save import encoded
-from ggjit.ops.core.errors import BadFile
 from ggjit.ops.core.types import TYPE_INFO
 
 GGML_MAGIC = 0x67676D6C
@@ -87,7 +87,7 @@ class WhisperFile(GGUFFile):
     def _load(self, data, source):
         self.path, self._data, self.parts, self.read_keys = source, data, (self,), set()
         self.version, self.alignment = 0, DEFAULT_ALIGNMENT
-        c = BinCursor(memoryview(data), source)
+        c = BinCursor(memoryview(data), source, "Whisper model")
         if c.ints(1, "the magic number")[0] != GGML_MAGIC:
             c.fail(f"the file does not start with {GGML_MAGIC:#x}")
         h = dict(zip(HPARAMS, c.ints(len(HPARAMS), "the sizes"), strict=True))
@@ -157,28 +157,6 @@ class TokenBytes(Sequence):
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
         return "".join(map(CHAR_OF_BYTE.__getitem__, self.raw(range(len(self))[i])))
-
-
-class BinCursor:
-    """A position in the file that cannot leave it."""
-
-    def __init__(self, data, source):
-        self.data, self.source, self.pos = data, source, 0
-
-    def fail(self, what):
-        raise BadFile(f"{self.source}: {what}; the file is damaged or no Whisper model in whisper.cpp's form, fetch it "
-                      f"again")
-
-    def take(self, nbytes, what):
-        """Offset of the next nbytes bytes."""
-        left = len(self.data) - self.pos
-        if nbytes > left:
-            self.fail(f"{what} needs {nbytes} bytes at {self.pos}, {left} are left")
-        self.pos += nbytes
-        return self.pos - nbytes
-
-    def ints(self, n, what):
-        return struct.unpack_from(f"<{n}i", self.data, self.take(4 * n, what))
 
 
 def _tensors(c):

@@ -119,15 +119,18 @@ class Inside:
             with self._lock:
                 before, hooks.wanted = hooks.wanted, Wanted(flash=False)
                 try:
-                    shapes = self._compared_shapes()
-                    each = [named_nodes(self._built(shape)[2]) for shape in shapes]
+                    each = self._named(self._compared_shapes())
                     hooks.wanted = None
-                    flash = named_nodes(self._built(shapes[0])[2])
+                    flash, = self._named(self._compared_shapes()[:1])
                 finally:
                     hooks.wanted = before
                 hooks.without_flash = frozenset(each[0].keys() - flash.keys())
                 hooks.specs = {name: self._spec(name, [named[name] for named in each]) for name in each[0]}
         return hooks.specs
+
+    def _named(self, shapes):
+        """[{name: tensor}, ...] of the graphs of these shapes."""
+        return [named_nodes(self._built(shape)[2]) for shape in shapes]
 
     def _spec(self, name, tensors):
         """tensors: of one token, of two, of one that looks at two cache rows."""

@@ -18,7 +18,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import one_of
-from ggjit.models.networks.hooks import TensorSpec, Wanted, named_nodes
+from ggjit.models.networks.hooks import TensorSpec
 from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import IndexRangeError, ModelError, ParamError, ShapeError
 from ggjit.ops.core.types import BF16, F16, F32
@@ -173,27 +173,18 @@ class Whisper(Network):
         kind, *sizes = shape
         return (self._build_encoder if kind == ENCODE else self._build_alignment)(ctx, *sizes)
 
-    @property
-    def _specs(self):
-        """{name: Spec} of encoder and decoder; sizes are those of a whole window and of two tokens."""
-        hooks = self._hooks
-        if hooks.specs is None:
-            with self._lock:
-                before, hooks.wanted = hooks.wanted, Wanted(flash=False)
-                try:
-                    every = self._named()
-                    hooks.wanted = None
-                    hooks.without_flash = frozenset(every.keys() - self._named().keys())
-                finally:
-                    hooks.wanted = before
-                hooks.specs = {name: TensorSpec(name, op_name(t), t.shape, self.backend.name, None, None,
-                                                np.dtype(np.float32)) for name, t in every.items()}
-        return hooks.specs
+    def _compared_shapes(self):
+        """One pair: the encoder's graph of a whole window and the decoder's of two tokens."""
+        return [((ENCODE, self.n_audio), (ALIGN, N_TOKENS, self.n_audio, 0))]
 
-    def _named(self):
-        """{name: tensor} of both graphs."""
-        return {name: t for shape in ((ENCODE, self.n_audio), (ALIGN, N_TOKENS, self.n_audio, 0))
-                for name, t in named_nodes(self._built(shape)[2]).items()}
+    def _named(self, shapes):
+        """[{name: tensor}, ...]: the graphs of a pair are taken together."""
+        return [{name: t for named in super(Whisper, self)._named(pair) for name, t in named.items()}
+                for pair in shapes]
+
+    def _spec(self, name, tensors):
+        t, = tensors
+        return TensorSpec(name, op_name(t), t.shape, self.backend.name, None, None, np.dtype(np.float32))
 
     def largest_graph(self, all_logits=False):
         """The encoder's of a whole window."""

@@ -318,7 +318,7 @@ class Speech:
         return with_samples(sound, rate)
 
     def _stretches(self, sound, vad):
-        """[(first, end), ...] in frames where somebody speaks; None: nobody looked."""
+        """[(first, end), ...] in frames with speech; None: no detector looked for it."""
         if vad is False or vad is None:
             return None
         if vad is True:

@@ -45,7 +45,7 @@ class Transcript:
     """
 
     def __init__(self, name, seconds, notes, found, segments):
-        """found: Language; segments: an iterator of Segment, which is run as far as somebody looks."""
+        """found: Language; segments: an iterator of Segment, which is run as far as its segments are read."""
         self.name, self.seconds, self.notes, self.languages = name, seconds, notes, found
         self.language = found.language
         self._coming, self._known, self.task = segments, [], "transcribe"

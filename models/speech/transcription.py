@@ -6,7 +6,7 @@
     <a lone time at the end>   nothing is said behind it: the next window begins after this one
 
 A window is tried again at a higher temperature while its text repeats itself or is unlikely.  It is left out where the
-model takes it for silence.  With Silero's stretches of speech, windows begin where somebody speaks, and text that lies
+model takes it for silence.  With Silero's stretches of speech, windows begin where speech begins, and text that lies
 wholly in a silence is left out.
 
 TokenRules and thresholds are OpenAI's and whisper.cpp's.
@@ -58,7 +58,7 @@ class Windows:
     """Hears a sound window by window and yields Segments."""
 
     def __init__(self, speech, sound, options, stretches=None, progress=None):
-        """stretches: [(first, end), ...] in frames where somebody speaks; None: anywhere."""
+        """stretches: [(first, end), ...] in frames with speech; None: it may be anywhere."""
         self.network, self.vocab, self.mel = speech.network, speech.vocab, speech.mel
         self.sound, self.o, self.stretches, self.progress = sound, options, stretches, progress
         self.rules = TokenRules(self.vocab, options.timestamps, options.suppressed)
@@ -190,7 +190,7 @@ class Windows:
                 self.progress(min(self.end if seek is None else seek, self.end) / UNIT)
 
     def first(self):
-        """Where the first window begins; None: nobody speaks."""
+        """Where the first window begins; None: there is no speech."""
         return self._speech_from(0)
 
     def _speech_from(self, seek):

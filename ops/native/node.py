@@ -161,7 +161,7 @@ def publish(sync, word, more):
 
 @exact
 def give_way(sync, word, value, n):
-    """Wait number n (from 1) for a word to differ from `value`: a spin, then the core goes to whoever it waits for."""
+    """Wait number n (from 1) for a word to differ from `value`: a spin, then the core is given to another thread."""
     if n < SPINS_BEFORE_YIELD:
         pause()
     elif n < SPINS_BEFORE_SLEEP or ld_i64(sync + S_CAN_SLEEP) == 0:

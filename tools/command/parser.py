@@ -18,7 +18,7 @@ COMMANDS = {
     "finetune": "train a LoRA adapter beside the frozen, also quantised, weights of a model",
     "bench": "speed of a model, as llama-bench: pp = prompt processing, tg = text generation",
     "transcribe": "text from a recording, with times (Whisper)",
-    "vad": "where somebody speaks in a recording (Silero VAD)",
+    "vad": "where there is speech in a recording (Silero VAD)",
     "quantize": "a model's matrices in smaller types: llama-quantize's mixtures, byte for byte",
     "convert": "a Hugging Face folder (safetensors, config, tokenizer) as a GGUF file",
     "edit": "keys and tensors of a GGUF changed, renamed or removed; models split into several files, or joined",
