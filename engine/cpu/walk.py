@@ -5,9 +5,9 @@ A replay enters jitted code once.  Every thread walks the NODE rows of the plan:
     thread 0   | node A (rows 0-7, 16-23 ...) | bar | c d e (tiny nodes, alone) | bar | node F ...
     thread 1   | node A (rows 8-15 ...)       | bar |   (waits)                 | bar | node F ...
 
-Rows are taken in chunks from an atomic counter in the NODE.  Nodes meet at a barrier (0.3 us; who waits long there
-sleeps); a run of tiny nodes belongs to thread 0 and has one barrier at its end.  Idle workers spin for a moment, then
-sleep in the system (ops/native/waiting.py).
+Rows are taken in chunks from an atomic counter in the NODE.  Nodes meet at a spin barrier (0.3 us); a run of tiny nodes
+belongs to thread 0 and has one barrier at its end.  Idle workers spin for a moment, then sleep in the system
+(ops/native/waiting.py).
 
 Stopping.  Thread 0 polls for signals and the abort callback every 10 ms or so, between row chunks, and asks the
 callback before every node; either raises the *abort word*.  Kernels see it between chunks and return early, still
@@ -29,17 +29,14 @@ from ggjit.ops.native.node import (
     CHUNK,
     CHUNK2,
     S_ABORT,
-    S_CAN_SLEEP,
     S_COUNT,
     S_DEADLINE,
     S_GENERATION,
     S_INTERVAL,
     aborted,
     barrier,
-    give_way,
-    publish,
 )
-from ggjit.ops.native.waiting import pause, sleep_while_equal, wake_sleepers
+from ggjit.ops.native.waiting import pause, sched_yield, sleep_while_equal, wake_sleepers
 
 # sync page, continued from ops/native/node.py: byte offsets, hammered words 64 bytes apart
 S_JOB = 384             # sequence number << JOB_SHIFT | threads taking part; workers wait for it to change
@@ -49,6 +46,7 @@ S_STATUS = 576          # first bad status, and in the next word its NODE
 S_PLAN = 640            # the job: first NODE, end address
 S_QUIT = 704            # the process exits
 S_SLEEPERS = 768        # workers asleep in the system
+S_CAN_SLEEP = 776       # 1: idle workers sleep in the system; 0: they return to Python and wait there
 S_THREAD_STATE = 832    # thread 0's saved Python thread state
 S_CALLBACK = 840        # address of the abort callback (0: none)
 S_SPIN = 848            # cycles an idle worker spins before it sleeps
@@ -211,7 +209,7 @@ def worker(sync, ith, seen):
         nth = job & (1 << JOB_SHIFT) - 1
         if ith < nth:
             _walk_plan(ld_i64(sync + S_PLAN), ld_i64(sync + S_PLAN + 8), ith, nth, sync)
-            publish(sync, sync + S_DONE, 1)
+            atomic_add(sync + S_DONE, 1)
         idle_since = cycles()
 
 
@@ -252,11 +250,13 @@ def run(sync, first, end, nth, page):
         if atomic_add(sync + S_SLEEPERS, 0) > 0:
             wake_sleepers(sync + S_JOB)
     _walk_plan(first, end, 0, nth, sync)
-    n, done = 0, load_acquire(sync + S_DONE)
-    while done != nth - 1:
+    n = 0
+    while load_acquire(sync + S_DONE) != nth - 1:
         n += 1
-        give_way(sync, sync + S_DONE, done, n)
-        done = load_acquire(sync + S_DONE)
+        if n < 2000:
+            pause()
+        else:
+            sched_yield()
     restore_thread(ld_i64(sync + S_THREAD_STATE))
     status = ld_i64(sync + S_STATUS)
     if status == OK and ld_i64(sync + S_ABORT) != 0:
@@ -277,7 +277,7 @@ def open_barrier(sync):
     """Let the threads that wait at a barrier go on although others are missing."""
     if load_acquire(sync + S_COUNT) != 0:
         store_release(sync + S_COUNT, 0)
-        publish(sync, sync + S_GENERATION, 1)
+        atomic_add(sync + S_GENERATION, 1)
     return 0
 
 

@@ -15,6 +15,7 @@ from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, ld_i64, st_f32
 from ggjit.ops.native.node import (
     DST,
+    LINE,
     SRC0,
     SRC1,
     SRC2,
@@ -30,8 +31,6 @@ from ggjit.ops.native.node import (
     work,
 )
 from ggjit.ops.types.shared.dot import make_dot_tile
-
-LINE = 64
 
 
 def many_nbytes(dot, k, n_experts, n_pairs, n_threads, tile_shape):

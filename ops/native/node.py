@@ -10,9 +10,9 @@ no other.  Thread 0 looks for signals between chunks; the others see the abort w
 
 The sync page is shared by all threads of the pool; each word that is hammered has a cache line of its own:
 
-    byte    0         64             128                192    256    320      328      ... (see engine/cpu/walk.py)
-            barrier   generation,    abort (status)     deadline poll  interval can sleep
-            count     and sleepers
+    byte    0         64             128                192    256    320      328   ...   (see engine/cpu/walk.py)
+            barrier   generation     abort (status)     deadline poll  interval
+            count
 """
 from ggjit.ops.core.record import (
     N_CHUNK,
@@ -40,7 +40,7 @@ from ggjit.ops.native.mem import (
     st_i64,
     store_release,
 )
-from ggjit.ops.native.waiting import pause, sched_yield, sleep_while_equal, wake_sleepers
+from ggjit.ops.native.waiting import pause, sched_yield
 
 # byte offsets of the views inside a NODE row
 DST = WORD * N_DST
@@ -49,10 +49,7 @@ CHUNK, CHUNK2 = WORD * N_CHUNK, WORD * (N_CHUNK + 1)
 
 # byte offsets in the sync page
 S_COUNT, S_GENERATION, S_ABORT, S_DEADLINE, S_POLL, S_INTERVAL = 0, 64, 128, 192, 256, 320
-S_WAITING = 72          # threads of the walk that sleep until the generation or the count of done workers changes
-S_CAN_SLEEP = 328       # 1: threads sleep in the system; 0: idle workers wait in Python, and a barrier yields only
 SPINS_BEFORE_YIELD = 2000
-SPINS_BEFORE_SLEEP = SPINS_BEFORE_YIELD + 20
 LINE = 64                                       # bytes of a cache line
 
 
@@ -133,43 +130,24 @@ def fail(node, status, value):
 # ---------------------------------------------------------------- threads
 @exact
 def barrier(sync, nth):
-    """Wait until all `nth` threads are here; stores before it are seen by every thread after it."""
+    """Wait until all `nth` threads are here; stores before it are seen by every thread after it.
+
+    A thread that waits long yields, and does not sleep: docs/measured.md, "Beside a busy process".
+    """
     if nth == 1:
         return
     generation = load_acquire(sync + S_GENERATION)
     if atomic_add(sync + S_COUNT, 1) == nth - 1:
         store_release(sync + S_COUNT, 0)
-        publish(sync, sync + S_GENERATION, 1)
+        store_release(sync + S_GENERATION, generation + 1)
         return
     n = 0
     while load_acquire(sync + S_GENERATION) == generation:
         n += 1
-        give_way(sync, sync + S_GENERATION, generation, n)
-
-
-# No wake-up is lost.  A sleeper adds itself to S_WAITING and then compares the word, in the system; who publishes
-# changes the word and then reads S_WAITING.  All four are atomic additions or the system's compare under its lock, in
-# one order for all threads: either the count is seen, and the sleeper is woken, or the changed word is, and it does not
-# fall asleep.  A count that is seen too often costs a system call.
-@exact
-def publish(sync, word, more):
-    """Add to a word that threads of the walk wait for."""
-    atomic_add(word, more)
-    if atomic_add(sync + S_WAITING, 0) > 0:
-        wake_sleepers(word)
-
-
-@exact
-def give_way(sync, word, value, n):
-    """Wait number n (from 1) for a word to differ from `value`: a spin, then the core is given to another thread."""
-    if n < SPINS_BEFORE_YIELD:
-        pause()
-    elif n < SPINS_BEFORE_SLEEP or ld_i64(sync + S_CAN_SLEEP) == 0:
-        sched_yield()
-    else:
-        atomic_add(sync + S_WAITING, 1)
-        sleep_while_equal(word, value)
-        atomic_add(sync + S_WAITING, -1)
+        if n < SPINS_BEFORE_YIELD:
+            pause()
+        else:
+            sched_yield()
 
 
 @exact
