@@ -105,7 +105,7 @@ class KVCells:
 
     def clear(self):
         """No text holds anything."""
-        self.texts = []
+        self.texts, self.kept = [], []          # kept: texts that ended and give their rows back when others need them
         self._n_texts = {w: np.zeros(n, np.int32) for w, n in self.n_rows.items()}      # that have each row
 
     @property
@@ -133,9 +133,18 @@ class KVCells:
         self.texts.append(text)
         return text
 
+    def keep(self, text):
+        """The text has ended: it is none of n_seqs any more, and has the rows of what was read alone."""
+        n = text.written
+        for w, mapping in text.mappings.items():
+            self._n_texts[w][mapping.rows[n:]] -= 1
+            text.mappings[w] = SlotMapping(mapping.rows[:n], mapping.since)
+        self.texts.remove(text)
+        self.kept.append(text)
+
     def close(self, text):
         """Give the rows of a text back."""
-        self.texts.remove(text)
+        (self.kept if text in self.kept else self.texts).remove(text)
         for w, mapping in text.mappings.items():
             self._n_texts[w][mapping.rows] -= 1
 
