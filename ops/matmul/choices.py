@@ -92,6 +92,7 @@ def _rule_of(processor):
 RULE = _rule_of(isa.PROCESSOR)                  # None: no rule is known, Intel's serves until something was measured
 SETTING = asked_tuning()
 _forced = contextvars.ContextVar("tile", default=None)
+_apart = contextvars.ContextVar("columns apart", default=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +176,17 @@ def pays_repacked(type):
 def forced(tile):
     """A block inside which this thread chooses kernels with that tile, or that many rows."""
     return measured.forced(_forced, tile)
+
+
+def columns_apart():
+    """A block inside which this thread chooses kernels that give each column of a product, and each query of an
+    attention, the bits that it has alone: for batches of several texts.  Many columns take longer then."""
+    return measured.forced(_apart, True)
+
+
+def are_apart():
+    """Is this inside such a block?"""
+    return _apart.get()
 
 
 # ---------------------------------------------------------------- files
