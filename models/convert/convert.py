@@ -17,6 +17,7 @@ import numpy as np
 from ggjit.core.arguments import typed_call
 from ggjit.models.convert.config import Config
 from ggjit.models.convert.families import NOT_WEIGHTS, family_of
+from ggjit.models.convert.rerank import OUT, add_rank, classifies
 from ggjit.models.convert.tensors import float32, pieces
 from ggjit.models.convert.vocabulary import add_vocabulary, read_json
 from ggjit.models.convert.whisper import from_ct2, from_hf, is_ct2
@@ -123,7 +124,10 @@ def _metadata(gguf, w, folder, config, family, entries, pre, vocabulary):
     w.add_name(gguf.Metadata.id_to_title(folder.resolve().name))
     w.add_size_label(gguf.size_label(*_counts(entries)))
     family.metadata(w, config, gguf)
-    _pooling(w, gguf, folder)
+    if classifies(config) and family.arch != "QWEN3":
+        add_rank(w, gguf, config)
+    else:
+        _pooling(w, gguf, folder)
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     if vocabulary:
         add_vocabulary(w, gguf, folder, config, pre)
@@ -230,7 +234,7 @@ def _entries(gguf, folder, config, family, sources, kind):
             raise ModelError(f"{folder}: tensor {name!r} of shape {tensor.shape} does not fit config.json ({e}); the "
                              f"files are not of one model") from None
     for old, members in groups.items():
-        target = old if old in own else names.get_name(old, try_suffixes=(".weight", ".bias", ".scale"))
+        target = old if old in own or old == OUT else names.get_name(old, try_suffixes=(".weight", ".bias", ".scale"))
         if target is None:
             raise ModelError(f"{folder}: tensor {members[0][1]!r} has no place in a GGUF of architecture "
                              f"{family.arch.lower()}; the folder holds another model than config.json says")

@@ -9,7 +9,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
-from ggjit.models.blocks.description import Scope
+from ggjit.models.blocks.description import Loader, Scope
 from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
@@ -18,6 +18,7 @@ from ggjit.models.networks import decoder_graph as graphs
 from ggjit.models.networks.kv_cells import KVCells
 from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.network import Network
+from ggjit.models.networks.pooling import RANK, Pooling
 from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
@@ -63,6 +64,7 @@ class Decoder(Network):
         self.cells = KVCells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, graphs.mask_values(self),
                              self.description.chunked, self.n_cells, graphs.can_page(self))
         self._load_weights()
+        self.pooling = Pooling(hparams, Loader(self.weights, self.n_embd), "none", True, self.options.pooling)
         graphs.make_cache(self)
         self.reset()
 
@@ -104,6 +106,8 @@ class Decoder(Network):
                   whole=self._hooks.wanted is not None)
         x = graphs.through_blocks(self, g, graphs.embedded(self, g), leaf.get("out_rows"))
         x = gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
+        if hidden == RANK:
+            return inputs, self.pooling.scores(g, x), *g.states
         return inputs, (x if hidden else graphs.logits(self, x)), *g.states
 
     def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables):
@@ -135,8 +139,9 @@ class Decoder(Network):
     # ------------------------------------------------------------ a batch
     def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False):
         step = self._filled(runs, state_rows, all_rows, hidden)
+        n = self.pooling.n_scores if hidden == RANK else self.n_embd if hidden else self.n_vocab
         with oom_guard("hidden states" if hidden else "logits"):
-            return step.run().reshape(-1, self.n_embd if hidden else self.n_vocab).copy()
+            return step.run().reshape(-1, n).copy()
 
     def _filled(self, runs, state_rows, all_rows=False, hidden=False):
         """The planned graph for a batch, with its inputs."""
@@ -281,7 +286,8 @@ class Decoder(Network):
                 return np.concatenate(out)
 
     def _fed(self, ids, all_rows, hidden=False):
-        """[rows of each batch]: logits, or hidden states, after all tokens or the last."""
+        """[rows of each batch]: logits, hidden states (True), or a classifier's numbers (RANK), after all tokens or the
+        last."""
         if self.text is None:
             self.reset()
         self.cache_owner, text = None, self.text
@@ -391,6 +397,34 @@ class Decoder(Network):
             out = self._fed(ids, True, hidden=True)
             with oom_guard("hidden states"):
                 return self._finite(np.concatenate(out), "the hidden states")
+
+    def embed_ids(self, ids):
+        """The vector of one text given as token ids; (dim,) float32, of length 1.  The text so far is forgotten.
+
+        Errors: NotSupported for a file that says no pooling, ParamError for weights that are NaN.
+        """
+        kind = self.pooling.of_embedding()
+        with self._lock:
+            ids = self._checked_ids(ids, self.n_ctx)
+            self.reset()
+            rows = self._fed(ids, kind != "last", hidden=True)
+            if kind == "mean":
+                e = sum(r.sum(0, dtype=np.float64) for r in rows) / len(ids)
+            else:
+                e = rows[0][0] if kind == "cls" else rows[-1][-1]
+            e = self._finite(e, "the text's numbers")
+            return (e / max(np.linalg.norm(e.astype(np.float64)), 1e-12)).astype(np.float32)
+
+    def rank_ids(self, ids, n_first=None):
+        """The classifier's numbers of one text given as token ids; (n_scores,) float32.  The text so far is forgotten.
+
+        Errors: as `embed_ids`; NotSupported for a model without a classifier.
+        """
+        self.pooling.check_ranks()
+        with self._lock:
+            ids = self._checked_ids(ids, self.n_ctx)
+            self.reset()
+            return self._finite(self._fed(ids, False, hidden=RANK)[-1][-1], "the text's scores")
 
     def logits(self, ids):
         """(n, n_vocab) float32: logits after every one of `ids`, from position 0; the text so far is forgotten.

@@ -115,9 +115,12 @@ def cache_sizes(m):
 def can_page(m):
     """Can all layers find keys by page tables, and is there room for a page in part empty of every text?  Then rows of
     the caches are given in pages (kv_cells.py)."""
-    return 2 * m.n_seqs * PAGE <= m.n_cells and m.flash and m.options.devices is None and not m.options.n_gpu_layers and not m.description.chunked and all(
-        getattr(block.mixer, "pages", False) and not 0 < block.mixer.window < m.n_ctx
-        for block in m.description.blocks) and m.backend.device.name == "CPU"
+    if not m.flash or m.description.chunked or 2 * m.n_seqs * PAGE > m.n_cells:
+        return False
+    if m.backend.device.name not in ("CPU", "NULL") or m.options.devices is not None or m.options.n_gpu_layers:
+        return False
+    return all(getattr(block.mixer, "pages", False) and not 0 < block.mixer.window < m.n_ctx
+               for block in m.description.blocks)
 
 
 def mask_values(m):

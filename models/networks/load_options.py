@@ -7,7 +7,7 @@ from ggjit.models.blocks.hparams import ROPE_OPTIONS
 from ggjit.models.core.checks import known_options
 
 DECODER_OPTIONS = "n_ctx", "n_batch", "kv_type", "flash", "n_seqs", "n_cells"
-KEYWORDS = (*DECODER_OPTIONS, *ROPE_OPTIONS, "repack")          # names of load_model's **options
+KEYWORDS = (*DECODER_OPTIONS, *ROPE_OPTIONS, "pooling", "repack")          # names of load_model's **options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,7 @@ class LoadOptions:
     lora: Any = ()
     devices: Any = None
     repack: bool | None = None
+    pooling: str | None = None          # how tokens become one vector; None: as the file says
     n_ctx: int | None = None
     n_batch: int = 512
     kv_type: Any = "F16"

@@ -1,6 +1,7 @@
 """Small Hugging Face folders of every architecture that can be converted, and what transformers makes of them.
 
-    python hf_folders.py            writes hf_shapes.json and ../models/hf_goldens.json (needs torch and transformers)
+    python hf_folders.py [NAME...]  writes hf_shapes.json and ../models/hf_goldens.json, whole or those entries of them
+                                    (needs torch and transformers)
 
 hf_shapes.json has config.json and the shapes of the tensors as transformers saves them, for the folders of MORE.
 """
@@ -136,6 +137,12 @@ MORE = {
                                        "sep_token_id": 2}),
     "t5": ("T5EncoderModel", {"d_model": D, "d_kv": 8, "d_ff": FF, "num_layers": LAYERS, "num_heads": HEADS,
                               "feed_forward_proj": "gated-gelu"}),
+    "roberta": ("RobertaModel", {}), "xlm_roberta_rank": ("XLMRobertaForSequenceClassification", {"num_labels": 1}),
+    "bert_rank": ("BertForSequenceClassification", {"num_labels": 3}),
+    "modernbert_rank": ("ModernBertForSequenceClassification", {
+        "num_hidden_layers": 4, "local_attention": 4, "cls_token_id": 1, "sep_token_id": 2, "num_labels": 1,
+        "classifier_pooling": "mean"}),
+    "qwen3_rank": ("Qwen3ForSequenceClassification", {"head_dim": HD, "num_labels": 1}),
     "nomic_bert": ("NomicBertModel", {}), "eurobert": ("EuroBertModel", {}),
     "gemma3n_text": ("Gemma3nForCausalLM", _NEAR_AND_FULL | {
         "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB - 3,
@@ -154,11 +161,13 @@ MORE = {
                           "deepstack_visual_indexes": [0], "num_position_embeddings": 4}})}
 # sizes these do not have
 _UNKNOWN = {"gpt_neox": ("num_key_value_heads",), "nomic_bert": ("num_key_value_heads",),
-            "modernbert": ("num_key_value_heads",), "mamba": ("intermediate_size",),
+            **dict.fromkeys(("roberta", "xlm_roberta_rank", "bert_rank", "modernbert", "modernbert_rank"),
+                            ("num_key_value_heads",)), "mamba": ("intermediate_size",),
             "falcon_mamba": ("intermediate_size",), "mamba2": ("intermediate_size", "num_key_value_heads"),
             "qwen3_vl": tuple(SIZES)}
-ENCODERS = {"bert", "modernbert", "t5", "nomic_bert", "eurobert"}
+ENCODERS = {"bert", "roberta", "modernbert", "t5", "nomic_bert", "eurobert"}
 NAMES = [*FOLDERS, *MORE]
+RANKS = {name for name in MORE if name.endswith("_rank")}        # their results: what the classifier says
 FROM_ONE = ("nemotron", "qwen3_next")       # norms are stored as what they differ from 1
 
 
@@ -290,12 +299,14 @@ def write(folder, name, save):
     return write_folder(folder, config(name), tensors(name), save)
 
 
-def main():
+def main(names):
     import torch
     import transformers
     from safetensors.numpy import load_file, save_file
-    kept, out = {}, {}
+    kept, out = (_shapes() | {}, json.loads(GOLDENS.read_text())) if names else ({}, {})
     for name, (arch, more) in MORE.items():
+        if names and name not in names:
+            continue
         cls = getattr(transformers, arch)
         with tempfile.TemporaryDirectory() as tmp:
             sizes = {k: v for k, v in _MORE_SIZES.items() if k not in _UNKNOWN.get(name, ())}
@@ -306,18 +317,20 @@ def main():
         kept[name] = {"config": {k: v for k, v in about.items() if not any(u in k for u in unused)},
                       "shapes": shapes}
     SHAPES.write_text(json.dumps(kept))
-    for name in NAMES:
+    _shapes.cache_clear()
+    for name in names or NAMES:
         with tempfile.TemporaryDirectory() as tmp:
             write(tmp, name, lambda path, x, about: save_file(x, str(path), about))
             cls = getattr(transformers, config(name)["architectures"][0])
             model = cls.from_pretrained(tmp, attn_implementation="eager").float().eval()
             with torch.no_grad():
                 result = model(torch.tensor([IDS]))
-            values = (result.logits if hasattr(result, "logits") else result.last_hidden_state)[0, ::3, :6]
+            values = result.logits if hasattr(result, "logits") else result.last_hidden_state
+            values = values if name in RANKS else values[0, ::3, :6]
             out[name] = [[round(float(v), 5) for v in row] for row in values]
         print(name, file=sys.stderr)
     GOLDENS.write_text(json.dumps(out))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
