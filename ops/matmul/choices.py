@@ -94,6 +94,7 @@ RULE = _rule_of(isa.PROCESSOR)                  # None: no rule is known; UNKNOW
 UNKNOWN = NEON if isa.ISA == "neon" else INTEL
 SETTING = asked_tuning()
 _forced = contextvars.ContextVar("tile", default=None)
+_apart = contextvars.ContextVar("columns apart", default=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +178,17 @@ def pays_repacked(type):
 def forced(tile):
     """A block inside which this thread chooses kernels with that tile, or that many rows."""
     return measured.forced(_forced, tile)
+
+
+def columns_apart():
+    """A block inside which this thread chooses kernels that give each column of a product, and each query of an
+    attention, the bits that it has alone: for batches of several texts.  Many columns take longer then."""
+    return measured.forced(_apart, True)
+
+
+def are_apart():
+    """Is this inside such a block?"""
+    return _apart.get()
 
 
 # ---------------------------------------------------------------- files

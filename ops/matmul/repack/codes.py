@@ -249,7 +249,8 @@ def groups_of(type, n_columns, m):
 
 def direct(format, n_columns):
     """Do products of so many columns use the layout's tile?"""
-    return format.n_parts == 1 or n_columns <= (choices.RULE or choices.UNKNOWN).direct
+    most = (choices.RULE or choices.UNKNOWN).direct
+    return format.n_parts == 1 or n_columns <= most or choices.are_apart()
 
 
 def widest(format):
