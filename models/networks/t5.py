@@ -113,7 +113,7 @@ class T5(Decoder):
         return max(graphs, key=lambda graph: self._allocator.plan(graph).peak)
 
     # ------------------------------------------------------------ the decoder
-    def _inputs(self, n_tokens, n_kv, n_out, n_seqs):
+    def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables=0):
         inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs)
         return inputs | {"buckets": np.zeros(inputs["mask"].size, np.int32)}
 

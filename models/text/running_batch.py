@@ -278,8 +278,8 @@ class RunningBatch:
 
     def _opened(self, n_tokens, like, n_shared):
         """A Text with so many rows; prefixes that are kept make room for it.  None: there is none."""
-        cells = self.model.cells
-        while (text := cells.open(n_tokens, like, n_shared)) is None and self.kept and len(cells.texts) < cells.n_seqs:
+        m, cells = self.model, self.model.cells
+        while (text := m.open_text(n_tokens, like, n_shared)) is None and self.kept and len(cells.texts) < cells.n_seqs:
             at = int(len(self.kept) > 1 and self.kept[0][0] is like)        # what is shared goes last
             cells.close(self.kept.pop(at)[0])
             if like is not None and not any(like is t for t in (*cells.texts, *(t for t, _ in self.kept))):

@@ -13,6 +13,7 @@ import sys
 
 _CPUS = pathlib.Path("/sys/devices/system/cpu")
 _INTEL_CORES = pathlib.Path("/sys/devices/cpu_core/cpus")
+_CPUINFO = pathlib.Path("/proc/cpuinfo")
 _CGROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
@@ -54,7 +55,7 @@ def processor_name():
         return _sysctl("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace")
     if sys.platform == "win32":
         return _windows_processor_name()
-    for line in _text(pathlib.Path("/proc/cpuinfo")).splitlines():
+    for line in _text(_CPUINFO).splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor()
@@ -67,6 +68,29 @@ def _windows_processor_name():
             return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
     except OSError:
         return platform.processor()
+
+
+# What Linux, macOS and Windows call the features of ARM processors that products use, and LLVM's word.  Windows has no
+# number for fp16fml: processors with i8mm have it.
+_ARM_FEATURES = (
+    ("asimdhp", "FEAT_FP16", 67, ("fullfp16",)), ("asimddp", "FEAT_DotProd", 43, ("dotprod",)),
+    ("asimdfhm", "FEAT_FHM", None, ("fp16fml",)), ("i8mm", "FEAT_I8MM", 66, ("i8mm", "fp16fml")),
+    ("bf16", "FEAT_BF16", 68, ("bf16",)), ("atomics", "FEAT_LSE", 34, ("lse",)),
+    ("lrcpc", "FEAT_LRCPC", 45, ("rcpc",)))
+
+
+def arm_features():
+    """Features of this ARM processor in LLVM's words, from the system: LLVM itself finds few of them."""
+    if sys.platform == "darwin":
+        on = {name for _, name, _, _ in _ARM_FEATURES if any(_sysctl(f"hw.optional.arm.{name}"))}
+    elif sys.platform == "win32":
+        ask = ctypes.windll.kernel32.IsProcessorFeaturePresent
+        on = {n for _, _, n, _ in _ARM_FEATURES if n is not None and ask(n)}
+    else:
+        on = set(next((line.partition(":")[2] for line in _text(_CPUINFO).splitlines()
+                       if line.startswith("Features")), "").split())
+    return frozenset(word for linux, macos, windows, words in _ARM_FEATURES if on & {linux, macos, windows}
+                     for word in (words if sys.platform == "win32" else words[:1]))
 
 
 # ---------------------------------------------------------------- cores

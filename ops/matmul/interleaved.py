@@ -294,7 +294,7 @@ def _formats():
     return formats
 
 
-FORMATS = _formats() if isa.ISA != "generic" else {}
+FORMATS = _formats() if isa.X86_LEVEL else {}
 
 
 # ---------------------------------------------------------------- unpacked: codes as bytes, factors as float32

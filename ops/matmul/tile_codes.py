@@ -224,7 +224,7 @@ def _pair_steps(layout):
 def code_tile(type, n=NL):
     """The integer tile of a type for products of n columns, or None where the instruction set has none for it."""
     blocks, spread = traits_of(type).tile, panels.spread_of(n) if isa.ISA == "avx512" else 1
-    if blocks is None or isa.ISA == "generic" or (isa.ISA == "avx2" and (blocks.signed or blocks.max_code > 63)):
+    if blocks is None or not isa.X86_LEVEL or (isa.ISA == "avx2" and (blocks.signed or blocks.max_code > 63)):
         return None
     spread = min(spread, 4 if blocks.halves else 8)
     return _code_tile(blocks, spread, spread > 1 and n < W)

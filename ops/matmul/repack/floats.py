@@ -24,6 +24,7 @@ the multiply-add), not on threads.
 
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
+from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.tile import finish_ir
 from ggjit.ops.native.jit import exact, inline, ir_function, native
 from ggjit.ops.native.lanes import i64, prefetch_ir, splat_const
@@ -179,7 +180,7 @@ def lines_per_step(n_tiles):
 def product(a, b, n_threads):
     """The Kernel of repacked weights a times float32 columns b."""
     k, m, n = a.ne[0], a.ne[1], b.ne[1]
-    n_tiles = max(1, -(-n // MAX_COLUMNS))
+    n_tiles = max(1, n if choices.are_apart() else -(-n // MAX_COLUMNS))
     columns, vectors = max(1, -(-n // n_tiles)), m % PANEL // W or VECTORS
     name = f"mul_mat-repacked-f32-{columns}x{vectors}-prefetch{lines_per_step(n_tiles)}"
     return Kernel(name, lambda: _make(columns, vectors, lines_per_step(n_tiles)), 2 * k * m * n / 100 + 4 * k * m / 20,

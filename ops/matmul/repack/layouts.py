@@ -13,7 +13,7 @@ from ggjit.ops.matmul.interleaved import FORMATS
 from ggjit.ops.matmul.repack import codes, experts, floats
 from ggjit.ops.native import isa
 
-LAYOUTS = {} if isa.ISA == "generic" else {F32: floats, **dict.fromkeys(FORMATS, codes)}
+LAYOUTS = {F32: floats, **dict.fromkeys(FORMATS, codes)} if isa.X86_LEVEL else {}
 
 
 def unit(type):
