@@ -1,4 +1,4 @@
-"""Moonshine's folders of Hugging Face as GGUF files, under the names of networks/listener.py."""
+"""Moonshine's folders of Hugging Face as GGUF files, under the names of networks/speech_network.py."""
 import numpy as np
 
 from ggjit.models.convert.metadata import collected

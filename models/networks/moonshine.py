@@ -1,4 +1,4 @@
-"""Moonshine: speech networks for live use, which hear a sound of any length as long as it is (networks/listener.py).
+"""Moonshine: speech networks for live use, which hear a sound of any length as long as it is (networks/speech_network.py).
 
     samples at 16 kHz -> conv 127 stride 64, tanh, group norm -> conv 7 stride 3, GELU -> conv 3 stride 2, GELU
                       -> [dim, n_audio], a frame of 24 ms each -> blocks
@@ -13,7 +13,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.models.blocks.hparams import ROPE_BASES, ROPE_NORMAL, HParams
 from ggjit.models.core.checks import one_of
-from ggjit.models.networks.listener import ALIGN, ENCODE, KV_TYPES, N_KEYS, N_TOKENS, Decode, Listener
+from ggjit.models.networks.speech_network import ALIGN, ENCODE, KV_TYPES, N_KEYS, N_TOKENS, Decode, SpeechNetwork
 from ggjit.ops.core.errors import ModelError, ParamError, ShapeError
 from ggjit.ops.core.types import F32
 
@@ -34,7 +34,7 @@ def n_frames(n_samples):
 LEAST = next(n for n in range(RATE) if n_frames(n))     # samples of one frame
 
 
-class Moonshine(Listener):
+class Moonshine(SpeechNetwork):
     """`hear(samples)`, then `feed(tokens)`; models/speech makes text of it.  kv_type: as Whisper's."""
 
     def __init__(self, file, options=None, kv_type=None):

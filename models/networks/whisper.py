@@ -1,4 +1,4 @@
-"""Whisper: an encoder hears 30 seconds of sound, a decoder writes what was said in them (networks/listener.py).
+"""Whisper: an encoder hears 30 seconds of sound, a decoder writes what was said in them (networks/speech_network.py).
 
     mel [frames, n_mels] -> conv 3, GELU -> conv 3 stride 2, GELU -> [dim, n_audio] + positions -> blocks
     tokens -> embedding + positions -> blocks;   feed forward: W2 gelu(W1 x)
@@ -8,14 +8,14 @@ import numpy as np
 import ggjit as gg
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import one_of
-from ggjit.models.networks.listener import ALIGN, ENCODE, GELUS, KV_TYPES, N_KEYS, N_TOKENS, Decode, Listener
+from ggjit.models.networks.speech_network import ALIGN, ENCODE, GELUS, KV_TYPES, N_KEYS, N_TOKENS, Decode, SpeechNetwork
 from ggjit.ops.core.errors import ModelError, ShapeError
 from ggjit.ops.core.types import F16, F32
 
 MAX_ROWS = 1 << 16              # of positions, tokens and windows: what a file may ask for
 
 
-class Whisper(Listener):
+class Whisper(SpeechNetwork):
     """`hear(mel)`, then `feed(tokens)`; models/speech makes text of it.
 
     kv_type: of the caches, "F16" or "F32"; None: F16 beside quantised weights and with gelu="ggml", else F32.

@@ -48,7 +48,7 @@ class Decode:
     n_audio: int
 
 
-class Listener(Network):
+class SpeechNetwork(Network):
     """Base of the speech networks.  Subclasses load their weights with `_load_blocks` and build ENCODE graphs with
     `_encoded`."""
     CAUSAL = False
@@ -138,7 +138,7 @@ class Listener(Network):
 
     def _named(self, shapes):
         """[{name: tensor}, ...]: the graphs of a pair are taken together."""
-        return [{name: t for named in super(Listener, self)._named(pair) for name, t in named.items()}
+        return [{name: t for named in super(SpeechNetwork, self)._named(pair) for name, t in named.items()}
                 for pair in shapes]
 
     def _spec(self, name, tensors):
