@@ -114,11 +114,11 @@ class T5(Decoder):
 
     # ------------------------------------------------------------ the decoder
     def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables=0):
-        inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs)
+        inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs, n_tables)
         return inputs | {"buckets": np.zeros(inputs["mask"].size, np.int32)}
 
-    def _fill(self, inputs, runs, state_rows):
-        super()._fill(inputs, runs, state_rows)
+    def _fill(self, inputs, runs, state_rows, n_tables=0):
+        super()._fill(inputs, runs, state_rows, n_tables)
         (text, ids), = runs
         n, past = len(ids), len(text.ids)
         buckets = inputs["buckets"].reshape(n, -1)
