@@ -35,7 +35,7 @@ from ggjit.graphs.plan_cache import without_plans
 from ggjit.graphs.plan_node import N_PARAM_WORDS, plan_nodes
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last, used_by_another
 from ggjit.ops.core import record as r
-from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
+from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs, ops_with
