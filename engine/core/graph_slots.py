@@ -1,8 +1,8 @@
 """Slots of backends that take graphs: whoever calls them, the nodes say where they lie.
 
-The user's tensors know nothing of the memory that a GraphAllocator gave a graph.  A backend that looks at `t.buffer` and
-`t.offs` gets, in place of the user's graph, the same nodes placed (`PlacedRun` of engine/graphs/placed.py), outside a
-scheduler as in one; and what it computed can be read at the user's tensors.  A class that takes the graph's placement
+The user's tensors know nothing of the memory that a GraphAllocator gave a graph.  A backend that looks at `t.buffer`
+and `t.offs` gets, in place of the user's graph, the same nodes placed (`PlacedRun` of engine/graphs/placed.py), outside
+a scheduler as in one; and what it computed can be read at the user's tensors.  A class that takes the graph's placement
 into account itself says `reads_placements = True`.
 """
 import functools
