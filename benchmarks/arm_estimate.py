@@ -98,23 +98,17 @@ def measure(llvm, code, type, processor, one_column):
 
 
 # ---------------------------------------------------------------- both sides
-def compile_ggml(llvm, llama, processor, option, folder):
+def compile_ggml(args, processor, option, folder):
     """{file: its object}"""
-    cpu, out = pathlib.Path(llama) / "ggml/src/ggml-cpu", {}
+    cpu, out = args.llama / "ggml/src/ggml-cpu", {}
+    includes = [x for path in args.include for x in ("-isystem", path)]
     for name, path in FILES.items():
         out[name] = folder / f"{name}-{processor}.o"
-        plus = path.endswith("cpp")
-        run(f"clang++{llvm}" if plus else f"clang{llvm}", "-target", "aarch64-linux-gnu", "-isystem",
-            "/usr/aarch64-linux-gnu/include", *(("-std=c++17", *host_cpp()) if plus else ("-std=c11",)),
+        compiler, standard = ("clang++", "c++17") if path.endswith("cpp") else ("clang", "c11")
+        run(f"{compiler}{args.llvm}", "-target", "aarch64-linux-gnu", *includes, f"-std={standard}",
             f"-mcpu={processor}{option}", "-O3", "-DNDEBUG", "-D_GNU_SOURCE", f"-I{cpu.parent.parent / 'include'}",
             f"-I{cpu.parent}", f"-I{cpu}", "-c", cpu / path, "-o", out[name])
     return out
-
-
-def host_cpp():
-    """Headers of the C++ library of this machine serve: only their inline parts are used."""
-    newest = max(pathlib.Path("/usr/include/c++").iterdir(), key=lambda p: int(p.name))
-    return "-nostdinc++", f"-I{newest}", f"-I/usr/include/x86_64-linux-gnu/c++/{newest.name}"
 
 
 def compile_ours(llvm, level, names, folder):
@@ -128,12 +122,12 @@ def compile_ours(llvm, level, names, folder):
     return out
 
 
-def estimate(llvm, llama, processor, folder):
+def estimate(args, processor, folder):
     """Yields (section, product, ours, ggml's), each (instructions, cycles) of PER products or None."""
-    level, option = PROCESSORS[processor]
+    llvm, (level, option) = args.llvm, PROCESSORS[processor]
     wanted = list(rows(processor))
     ours = compile_ours(llvm, level, [name for _, name, _ in wanted], folder)
-    ggml = compile_ggml(llvm, llama, processor, option, folder)
+    ggml = compile_ggml(args, processor, option, folder)
     for section, name, their in wanted:
         type, one = re.sub(r"repacked-|:\d+", "", name), section == "one column"
         theirs = their and measure(llvm, instructions(llvm, ggml[their[0]], their[1]), type, processor, one)
@@ -165,13 +159,15 @@ def table(found):
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.arm_estimate", description=__doc__.partition("\n")[0])
-    parser.add_argument("--llama", required=True, help="a checkout of llama.cpp")
+    parser.add_argument("--llama", required=True, type=pathlib.Path, help="a checkout of llama.cpp")
+    parser.add_argument("--include", nargs="*", default=[], metavar="FOLDER", help="headers of the C++ and the C "
+                        "library, in this order, where clang finds none for aarch64 by itself")
     parser.add_argument("--llvm", default="-22", help="what follows the names of clang, llvm-objdump and llvm-mca")
     parser.add_argument("--processors", nargs="+", choices=PROCESSORS, default=list(PROCESSORS))
     parser.add_argument("-o", "--output", type=pathlib.Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = {p: list(estimate(args.llvm, args.llama, p, pathlib.Path(folder))) for p in args.processors}
+        found = {p: list(estimate(args, p, pathlib.Path(folder))) for p in args.processors}
     text = "\n".join(table(found)) + "\n"
     if args.output:
         args.output.write_text(text, "utf-8")
