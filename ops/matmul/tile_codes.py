@@ -75,10 +75,10 @@ def _make_pack_y(layout, spread=1):
     step = 256 if big else 32
 
     def put_group(b, q, d, dst, codes):
-        if neon.HAS_SMMLA:
-            eights = bitcast_ir(b, b.trunc(q, vec_ir("i8", 32)), "i64", 4)
+        if eights:
+            quarters = bitcast_ir(b, b.trunc(q, vec_ir("i8", 32)), "i64", 4)
             for i in range(4):
-                store_ir(b, b.extract_element(eights, i32(i)), b.add(codes, i64(8 * NL * i)), 4)
+                store_ir(b, b.extract_element(quarters, i32(i)), b.add(codes, i64(8 * NL * i)), 4)
         else:
             panels.put_quads_ir(b, q, codes, spread)
         ds = splat_ir(b, d, spread)
@@ -91,24 +91,34 @@ def _make_pack_y(layout, spread=1):
                 store_ir(b, word, b.add(dst, i64(layout.y_word + 4 * NL * i)), 4)
         store_ir(b, ds, b.add(dst, i64(layout.y_d)), 4)
 
-    @ir_function
-    def put(b, src, dst, codes):
+    def put_all(b, src, dst, codes):
         if big:
             groups, d = activations_ir(b, src)
         else:
             q, d = activation_ir(b, src)
             groups = [q]
         for g, q in enumerate(groups):
-            put_group(b, q, d, b.add(dst, i64(layout.y_nbytes * g)), b.add(codes, i64(layout.y_nbytes * g)))
+            at = b.add(dst, i64(layout.y_nbytes * g))
+            put_group(b, q, d, at, at if codes is dst else b.add(codes, i64(layout.y_nbytes * g)))
+
+    @ir_function
+    def put(b, src, dst):
+        put_all(b, src, dst, dst)
+
+    @ir_function
+    def put_eights(b, src, unit, j):
+        put_all(b, src, b.add(unit, b.mul(j, i64(4))), b.add(unit, b.mul(j, i64(8))))
     y_nbytes, dst_step = layout.y_nbytes, step // 32 * layout.y_nbytes
-    codes_nbytes = 8 if neon.HAS_SMMLA else 4 * spread
+    eights = neon.HAS_SMMLA
 
     @inline
     def pack_y(src, stride, k, cols, dst):
         for j in range(cols):
             for i in range(k // step):
-                unit = dst + i * dst_step
-                put(src + j * stride + 4 * step * i, unit + 4 * spread * j, unit + codes_nbytes * j)
+                if eights:
+                    put_eights(src + j * stride + 4 * step * i, dst + i * dst_step, j)
+                else:
+                    put(src + j * stride + 4 * step * i, dst + i * dst_step + 4 * spread * j)
         panels.blank_columns(spread * cols, k // 32, y_nbytes, dst)
     return pack_y
 
