@@ -107,7 +107,10 @@ def _make_pack_y(layout, spread=1):
 
     @ir_function
     def put_eights(b, src, unit, j):
-        put_all(b, src, b.add(unit, b.mul(j, i64(4))), b.add(unit, b.mul(j, i64(8))))
+        """Half of a panel of NEON, four columns: eights of columns 0 and 1, those of the other half, 2 and 3."""
+        pair, odd = b.lshr(j, i64(1)), b.and_(j, i64(1))
+        codes = b.add(unit, b.add(b.mul(pair, i64(4 * NL)), b.mul(odd, i64(8))))
+        put_all(b, src, b.add(unit, b.mul(j, i64(4))), codes)
     y_nbytes, dst_step = layout.y_nbytes, step // 32 * layout.y_nbytes
     eights = neon.HAS_SMMLA
 
@@ -286,8 +289,8 @@ def _make_neon_multiply(layout, n_rows, n_vectors, ldw):
         for line in range(lines * part, lines * (part + 1)):
             ws = rows_of_codes(b, w, line)
             for t, half in enumerate((low, high)):
-                ys = [bitcast_ir(b, load_ir(b, b.add(y, i64(8 * NL * (2 * line + t) + 16 * c)), iv, B), "i8", 16)
-                      for c in range(pairs)]
+                at = [8 * NL * (2 * line + t) + 4 * NL * (c % 2) + B * (c // 2) for c in range(pairs)]
+                ys = [bitcast_ir(b, load_ir(b, b.add(y, i64(offs)), iv, B), "i8", 16) for offs in at]
                 for r in range(0, n_rows, 2):
                     eights = bitcast_ir(b, shuffle_ir(b, ws[r], ws[r + 1], half), "i8", 16)
                     for c in range(pairs):
