@@ -17,6 +17,7 @@ from ggjit.models.networks import context_shift, saved_state
 from ggjit.models.networks import decoder_graph as graphs
 from ggjit.models.networks.kv_cells import KVCells
 from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.memory import MemoryTerm, terms_of_leaves
 from ggjit.models.networks.network import Network
 from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
@@ -24,7 +25,7 @@ from ggjit.models.text.generations import Generations, is_many
 from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import ParamError
-from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.progress import counted
 from ggjit.ops.core.types import BY_NAME
 
@@ -57,6 +58,7 @@ class Decoder(Network):
         graphs.check_positions(self)
         self.n_batch = min(self.n_batch, self.n_ctx)
         graphs.check_kv_type(self)
+        self._mask_memory = {}
         self.cells = KVCells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, graphs.mask_values(self),
                              self.description.chunked)
         self._load_weights()
@@ -76,6 +78,18 @@ class Decoder(Network):
     def _kept_nbytes(self, layer):
         cache = self.description.blocks[layer].cache(graphs.cache_sizes(self))
         return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
+
+    def _kept_buffers(self):
+        return self.kv_buffer.buffers
+
+    def _kept_terms(self):
+        terms = graphs.kept_by_kind(self)
+        return super()._kept_terms() if len(terms) < 2 and "KV cache" in terms else \
+            [term for kind, leaves in terms.items() for term in terms_of_leaves(kind, leaves)]
+
+    def expected_kept(self):
+        sizes = {kind: sum(t.nbytes for t in leaves) for kind, leaves in graphs.kept_by_kind(self).items()}
+        return [MemoryTerm(kind, nbytes, nbytes) for kind, nbytes in sizes.items()]
 
     @property
     def kv_nbytes(self):
@@ -124,10 +138,14 @@ class Decoder(Network):
         return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]
 
     # ------------------------------------------------------------ a batch
-    def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False):
+    def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False, out=None):
+        """Logits or hidden states of a batch; written to `out` where there is one: it is not copied then."""
         step = self._filled(runs, state_rows, all_rows, hidden)
-        with oom_guard("hidden states" if hidden else "logits"):
-            return step.run().reshape(-1, self.n_embd if hidden else self.n_vocab).copy()
+        rows = step.run().reshape(-1, self.n_embd if hidden else self.n_vocab)
+        if out is None:
+            out = empty(rows.shape, np.float32, "hidden states" if hidden else "logits")
+        out[...] = rows
+        return out
 
     def _filled(self, runs, state_rows, all_rows=False, hidden=False):
         """The planned graph for a batch, with its inputs."""
@@ -252,13 +270,10 @@ class Decoder(Network):
         """
         with self._lock:
             out = self._fed(ids, all_logits)
-            if not all_logits:
-                return out[-1][-1]
-            with oom_guard("logits"):
-                return np.concatenate(out)
+            return out if all_logits else out[-1]
 
     def _fed(self, ids, all_rows, hidden=False):
-        """[rows of each batch]: logits, or hidden states, after all tokens or the last."""
+        """Rows of logits, or hidden states: after all tokens, or after the last."""
         if self.text is None:
             self.reset()
         self.cache_owner, text = None, self.text
@@ -269,7 +284,8 @@ class Decoder(Network):
 
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
-        n, state_row, out = len(text.ids), text.state_row, []
+        n, state_row, out = len(text.ids), text.state_row, None
+        rows = self._rows(len(ids), hidden) if all_rows else None
         if not n and text is self.text:
             self._read_with = self._weight_versions()
         if self._hooks.wanted is not None and len(ids):
@@ -277,12 +293,18 @@ class Decoder(Network):
         try:
             for start in counted("reading batches of tokens", range(0, len(ids), self.n_batch)):
                 part, state_rows = ids[start:start + self.n_batch], self.cells.free_state_rows(1, state_row)
-                out.append(self._fed_batch([(text, part)], state_rows, all_rows, hidden))
+                out = self._fed_batch([(text, part)], state_rows, all_rows, hidden,
+                                      None if rows is None else rows[start:start + len(part)])
                 text.add(part, state_rows[0])
         except BaseException:
             text.cut(n, state_row)
             raise
-        return out
+        return out if rows is None else rows
+
+    def _rows(self, n, hidden):
+        """Where the logits or hidden states of n tokens go, batch by batch: they exist once.  Errors: OutOfMemory."""
+        return self._handed_out.add(empty((n, self.n_embd if hidden else self.n_vocab), np.float32,
+                                          "hidden states" if hidden else "logits"))
 
     def _read_again(self, text):
         """Read again what an interrupted call has overwritten: under hooks only what was read under hooks."""
@@ -355,9 +377,7 @@ class Decoder(Network):
         with self._lock:
             ids = self._checked_ids(ids, self.n_ctx)
             self.reset()
-            out = self._fed(ids, True, hidden=True)
-            with oom_guard("hidden states"):
-                return self._finite(np.concatenate(out), "the hidden states")
+            return self._finite(self._fed(ids, True, hidden=True), "the hidden states")
 
     def logits(self, ids):
         """(n, n_vocab) float32: logits after every one of `ids`, from position 0; the text so far is forgotten.
