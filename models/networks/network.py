@@ -34,11 +34,13 @@ from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, StaleHandle, TypeMismatch
-from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.printable import printable
+from ggjit.ops.core.progress import work
 from ggjit.tensors.context import Context
 
 MAX_KEPT_PLANS = 24
+RERANK_PROMPT = "tokenizer.chat_template.rerank"        # with {query} and {document} where they belong
 
 
 class Step:
@@ -70,10 +72,11 @@ class Network(Inside):
     REPACKS = False                 # does it multiply many columns at a time? Then all but super-blocks are repacked
     CAUSAL = True                   # does attention look back only?
     flash = True                    # may one kernel compute attention?
+    pooling = None                  # how the tokens of a text become one row (networks/pooling.py)
 
     def __init__(self, file, options=None):
         """options: LoadOptions."""
-        options = LoadOptions() if options is None else options
+        options = self.options = LoadOptions() if options is None else options
         repack, n_gpu_layers, devices = options.repack, options.n_gpu_layers, options.devices
         if repack is not None and not isinstance(repack, bool | np.bool_):
             raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
@@ -116,9 +119,9 @@ class Network(Inside):
         """What the process grew by while loading is code, but for the memory that loading fills."""
         self._code.end()
         adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]       # others were there before
-        filled = (*self.weights.copies, *adapters, *self._kept_buffers())
-        self._code.known(sum(b.size for b in filled if b._arena is not None) + self._compute_memory().anonymous,
-                         getattr(self.file, "data_offs", 0))
+        filled = [b for b in (*self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers())
+                  if b._arena is not None]
+        self._code.known(term_of("filled", [b._arena for b in filled]).anonymous, getattr(self.file, "data_offs", 0))
 
     def _repack(self, asked, move=True):
         """move=False: only the places are given, for a process that compiles and computes nothing."""
@@ -362,8 +365,54 @@ class Network(Inside):
         raise TypeMismatch(f"{type(self).__name__} of {self.file.path} cannot be copied or pickled: its weights are "
                            f"mapped in this process; pass the path on, and load_model it there")
 
+    # ------------------------------------------------------------ texts as vectors and scores
     def embed(self, texts):
-        raise NotSupported(f"{self.file.arch} models give no sentence embeddings; load a bert model")
+        """(n, dim) float32, a row of length 1 for each text: pooled as the file says, or load_model's `pooling`.
+
+            v = m.embed(["a cat", "a dog"])
+            v @ v.T                                     # how alike they are
+
+        Errors: TypeMismatch, ParamError for a text longer than the context, NotSupported for a model that says no
+        pooling.
+        """
+        texts, _ = _listed(texts, "embed"), self._pooling().of_embedding()
+        out = empty((len(texts), self.n_embd), np.float32, "embed")
+        with work("embedding", len(texts)) as step:
+            for i, text in enumerate(texts):
+                out[i] = self.embed_ids(self.tokenize(text))
+                step()
+        return out
+
+    def _pooling(self):
+        """The Pooling of a network that reads texts.  Errors: NotSupported."""
+        if self.pooling is None:
+            raise NotSupported(f"{self.file.arch} models make no vectors of texts; load a bert model")
+        return self.pooling
+
+    def rerank(self, query, texts):
+        """(n,) float32: how well each text answers the query, by a reranker; the highest score is the best text.
+
+            scores = m.rerank("who wrote Emma?", texts)
+            texts[scores.argmax()]
+
+        A text is read with the query as the model was trained: as a pair, or in the file's own prompt.  Scores are the
+        first number of its classifier: of BERT and its kin any number (1 / (1 + exp(-score)) is a probability), of
+        Qwen 3 the probability of "yes".
+        Errors: TypeMismatch, ParamError for a query and text that do not fit the context, NotSupported for a model
+        without such a head.
+        """
+        if not isinstance(query, str):
+            raise TypeMismatch(f"rerank takes a query and a list of texts, got a {type(query).__name__} as query")
+        texts, _ = _listed(texts, "rerank"), self._pooling().check_ranks()
+        prompt = self.file.get(RERANK_PROMPT, None, str)
+        out = empty((len(texts),), np.float32, "rerank")
+        with work("ranking", len(texts)) as step:
+            for i, text in enumerate(texts):
+                pair = self.tokenizer.encode_pair(query, text) if prompt is None else \
+                    (self.tokenizer.encode_prompt(prompt, query=query, document=text), None)
+                out[i] = self.rank_ids(*pair)[0]
+                step()
+        return out
 
     def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
@@ -391,3 +440,11 @@ class Network(Inside):
 
     def logits(self, ids):
         raise NotSupported(f"{self.file.arch} models have no logits; load a llama model")
+
+
+def _listed(texts, what):
+    if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
+        got = type(texts).__name__ if not isinstance(texts, list | tuple) else \
+            next(repr(t) for t in texts if not isinstance(t, str))
+        raise TypeMismatch(f"{what} takes a list of strings, got {got}")
+    return texts
