@@ -9,7 +9,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
-from ggjit.models.blocks.description import Scope
+from ggjit.models.blocks.description import Loader, Scope
 from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
@@ -17,19 +17,23 @@ from ggjit.models.networks import context_shift, saved_state
 from ggjit.models.networks import decoder_graph as graphs
 from ggjit.models.networks.kv_cells import KVCells
 from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.memory import MemoryTerm, terms_of_leaves
 from ggjit.models.networks.network import Network
+from ggjit.models.networks.pooling import RANK, Pooling
 from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
 from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import ParamError
-from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.progress import counted
 from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.matmul.choices import columns_apart
 
 KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0")
 MAX_SEQS = 256                          # texts at once
+MAX_CELLS = 1 << 30
 
 
 class Decoder(Network):
@@ -57,9 +61,12 @@ class Decoder(Network):
         graphs.check_positions(self)
         self.n_batch = min(self.n_batch, self.n_ctx)
         graphs.check_kv_type(self)
+        self._mask_memory = {}
+        self.n_cells = max(self.n_ctx, integer("n_cells", self.options.n_cells or self.n_ctx, 1, MAX_CELLS))
         self.cells = KVCells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, graphs.mask_values(self),
-                             self.description.chunked)
+                             self.description.chunked, self.n_cells, graphs.can_page(self))
         self._load_weights()
+        self.pooling = Pooling(hparams, Loader(self.weights, self.n_embd), "none", True, self.options.pooling)
         graphs.make_cache(self)
         self.reset()
 
@@ -77,6 +84,18 @@ class Decoder(Network):
         cache = self.description.blocks[layer].cache(graphs.cache_sizes(self))
         return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
 
+    def _kept_buffers(self):
+        return self.kv_buffer.buffers
+
+    def _kept_terms(self):
+        terms = graphs.kept_by_kind(self)
+        return super()._kept_terms() if len(terms) < 2 and "KV cache" in terms else \
+            [term for kind, leaves in terms.items() for term in terms_of_leaves(kind, leaves)]
+
+    def expected_kept(self):
+        sizes = {kind: sum(t.nbytes for t in leaves) for kind, leaves in graphs.kept_by_kind(self).items()}
+        return [MemoryTerm(kind, nbytes, nbytes) for kind, nbytes in sizes.items()]
+
     @property
     def kv_nbytes(self):
         """Bytes of the KV cache."""
@@ -93,18 +112,26 @@ class Decoder(Network):
     def _build(self, ctx, shape):
         if shape[0] == context_shift.NAME:
             return context_shift.rotation_graph(self, ctx, shape[1:])
-        n_tokens, n_kv, n_out, hidden, n_seqs = (*shape, *(False, 1)[len(shape) - 3:])
+        n_tokens, n_kv, n_out, hidden, n_seqs, n_tables = (*shape, *(False, 1, 0)[len(shape) - 3:])
         about = self.description
-        inputs = self._inputs(n_tokens, n_kv, n_out, n_seqs)
+        inputs = self._inputs(n_tokens, n_kv, n_out, n_seqs, n_tables)
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
         g = Scope(leaf, n_tokens, n_kv, about.eps, self._flash, self.cache, n_seqs,
                   whole=self._hooks.wanted is not None)
         x = graphs.through_blocks(self, g, graphs.embedded(self, g), leaf.get("out_rows"))
         x = gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
+        if hidden == RANK:
+            return inputs, self.pooling.scores(g, x), *g.states
         return inputs, (x if hidden else graphs.logits(self, x)), *g.states
 
-    def _inputs(self, n_tokens, n_kv, n_out, n_seqs):
-        return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs)
+    def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables):
+        return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables)
+
+    def _made(self, shape):
+        if len(shape) < 6 or shape[0] == context_shift.NAME or shape[5] < 2:
+            return super()._made(shape)
+        with columns_apart():           # every text has the bits that it has alone
+            return super()._made(shape)
 
     def largest_graph(self, all_logits=False):
         """A full batch that ends at the last cache row: what the compute arena is made for."""
@@ -124,22 +151,38 @@ class Decoder(Network):
         return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]
 
     # ------------------------------------------------------------ a batch
-    def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False):
+    def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False, out=None):
+        """Logits or hidden states of a batch; written to `out` where there is one: it is not copied then."""
         step = self._filled(runs, state_rows, all_rows, hidden)
-        with oom_guard("hidden states" if hidden else "logits"):
-            return step.run().reshape(-1, self.n_embd if hidden else self.n_vocab).copy()
+        n = self.pooling.n_scores if hidden == RANK else self.n_embd if hidden else self.n_vocab
+        rows = step.run().reshape(-1, n)
+        if out is None:
+            out = empty(rows.shape, np.float32, "hidden states" if hidden else "logits")
+        out[...] = rows
+        return out
 
     def _filled(self, runs, state_rows, all_rows=False, hidden=False):
         """The planned graph for a batch, with its inputs."""
         n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
-        step = self._step((n, self.cells.n_kv(runs), n if all_rows else n_runs, hidden,
-                           n_runs if self.recurrent else 1))
-        self._fill(step.inputs, runs, state_rows)
+        n_tables = self._n_tables(runs)
+        shape = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
+        shape += (n_runs if self.recurrent else 1, *([n_tables] if n_tables else ()))
+        step = self._step(shape)
+        self._fill(step.inputs, runs, state_rows, n_tables)
         return step
 
-    def _fill(self, inputs, runs, state_rows):
+    def _n_tables(self, runs):
+        """Page tables of a batch: one of a text, or one for each of several that have a token each; 0: none, since the
+        rows of a text follow its positions, or since texts have several tokens."""
+        if not self.cells.paged or self._hooks.wanted is not None:
+            return 0
+        if len(runs) == 1:
+            return int(runs[0][0] is not self.text)
+        return len(runs) if all(len(ids) == 1 for _, ids in runs) else 0
+
+    def _fill(self, inputs, runs, state_rows, n_tables=0):
         at, tokens, positions = 0, inputs["tokens"], inputs.get("positions")
-        for text, ids in runs:
+        for i, (text, ids) in enumerate(runs):
             n, past = len(ids), len(text.ids)
             end = at + n
             tokens[at:end] = ids
@@ -150,7 +193,10 @@ class Decoder(Network):
                     positions[at:end] = np.arange(past, past + n)
             if "temperature" in inputs:
                 inputs["temperature"][at:end, 0, 0] = self.description.temperatures(past, n)
-            self.cells.place(inputs, at, text, n)
+            if n_tables:
+                self.cells.place_pages(inputs, at, text, n, i)
+            else:
+                self.cells.place(inputs, at, text, n)
             at = end
         if self.recurrent:
             inputs["state_row"][:], inputs["next_state_row"][:] = [text.state_row for text, _ in runs], state_rows
@@ -252,13 +298,11 @@ class Decoder(Network):
         """
         with self._lock:
             out = self._fed(ids, all_logits)
-            if not all_logits:
-                return out[-1][-1]
-            with oom_guard("logits"):
-                return np.concatenate(out)
+            return out if all_logits else out[-1]
 
     def _fed(self, ids, all_rows, hidden=False):
-        """[rows of each batch]: logits, or hidden states, after all tokens or the last."""
+        """Rows of logits, hidden states (True), or a classifier's numbers (RANK): after all tokens, or after the
+        last."""
         if self.text is None:
             self.reset()
         self.cache_owner, text = None, self.text
@@ -269,7 +313,8 @@ class Decoder(Network):
 
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
-        n, state_row, out = len(text.ids), text.state_row, []
+        n, state_row, out = len(text.ids), text.state_row, None
+        rows = self._rows(len(ids), hidden) if all_rows else None
         if not n and text is self.text:
             self._read_with = self._weight_versions()
         if self._hooks.wanted is not None and len(ids):
@@ -277,12 +322,18 @@ class Decoder(Network):
         try:
             for start in counted("reading batches of tokens", range(0, len(ids), self.n_batch)):
                 part, state_rows = ids[start:start + self.n_batch], self.cells.free_state_rows(1, state_row)
-                out.append(self._fed_batch([(text, part)], state_rows, all_rows, hidden))
+                out = self._fed_batch([(text, part)], state_rows, all_rows, hidden,
+                                      None if rows is None else rows[start:start + len(part)])
                 text.add(part, state_rows[0])
         except BaseException:
             text.cut(n, state_row)
             raise
-        return out
+        return out if rows is None else rows
+
+    def _rows(self, n, hidden):
+        """Where the logits or hidden states of n tokens go, batch by batch: they exist once.  Errors: OutOfMemory."""
+        return self._handed_out.add(empty((n, self.n_embd if hidden else self.n_vocab), np.float32,
+                                          "hidden states" if hidden else "logits"))
 
     def _read_again(self, text):
         """Read again what an interrupted call has overwritten: under hooks only what was read under hooks."""
@@ -299,13 +350,22 @@ class Decoder(Network):
     def feed(self, runs):
         """The next tokens of several texts in one batch: runs [(text, ids)] -> logits after each run (n_runs, n_vocab).
 
-        Recurrent layers take one run of any length, or runs of one token.  Runs of one token are padded to a power of
-        two by the last of them, so that few plans serve any number.  An interrupted call leaves all texts as they were.
+        Recurrent layers take one run of any length, or runs of one token.  Runs of one token are padded by the
+        last of them, so that few plans serve any number.  An interrupted call leaves all texts as they were.
         """
         state_rows = self.cells.free_state_rows(len(runs))
         out = self._fed_batch(*self._padded(runs, state_rows))[:len(runs)]
         self._added(runs, state_rows)
         return out
+
+    def open_text(self, n_tokens, like=None, n_shared=0):
+        """A Text with cache rows for so many tokens, or None while others hold too many; the first n_shared are those
+        of the text `like`, which has read them."""
+        text = self.cells.open(n_tokens, like, n_shared)
+        if text is not None and text.copies:
+            saved_state.copy_rows(self, text.copies)
+            text.copies = {}
+        return text
 
     @property
     def n_stages(self):
@@ -325,9 +385,10 @@ class Decoder(Network):
         return lambda: read().reshape(-1, self.n_vocab)[:len(runs)]
 
     def _padded(self, runs, state_rows):
-        """Runs of one token, and their state_rows, up to a power of two."""
+        """Runs of one token, and their state_rows, up to a power of two, beyond eight to a quarter of one."""
         n = len(runs)
-        more = (1 << (n - 1).bit_length()) - n if all(len(ids) == 1 for _, ids in runs) else 0
+        step = max(1 << (n - 1).bit_length() >> 2, 1) if n > 8 else 1 << (n - 1).bit_length()
+        more = -n % step if all(len(ids) == 1 for _, ids in runs) else 0
         return runs + runs[-1:] * more, state_rows + state_rows[-1:] * more
 
     def _added(self, runs, state_rows):
@@ -355,9 +416,35 @@ class Decoder(Network):
         with self._lock:
             ids = self._checked_ids(ids, self.n_ctx)
             self.reset()
-            out = self._fed(ids, True, hidden=True)
-            with oom_guard("hidden states"):
-                return self._finite(np.concatenate(out), "the hidden states")
+            return self._finite(self._fed(ids, True, hidden=True), "the hidden states")
+
+    def embed_ids(self, ids):
+        """The vector of one text given as token ids; (dim,) float32, of length 1.  The text so far is forgotten.
+
+        Errors: NotSupported for a file that says no pooling, ParamError for weights that are NaN.
+        """
+        kind = self.pooling.of_embedding()
+        with self._lock:
+            ids = self._checked_ids(ids, self.n_ctx)
+            self.reset()
+            rows = self._fed(ids, kind != "last", hidden=True)
+            if kind == "mean":
+                e = rows.sum(0, dtype=np.float64) / len(ids)
+            else:
+                e = rows[0 if kind == "cls" else -1]
+            e = self._finite(e, "the text's numbers")
+            return (e / max(np.linalg.norm(e.astype(np.float64)), 1e-12)).astype(np.float32)
+
+    def rank_ids(self, ids, n_first=None):
+        """The classifier's numbers of one text given as token ids; (n_scores,) float32.  The text so far is forgotten.
+
+        Errors: as `embed_ids`; NotSupported for a model without a classifier.
+        """
+        self.pooling.check_ranks()
+        with self._lock:
+            ids = self._checked_ids(ids, self.n_ctx)
+            self.reset()
+            return self._finite(self._fed(ids, False, hidden=RANK)[-1], "the text's scores")
 
     def logits(self, ids):
         """(n, n_vocab) float32: logits after every one of `ids`, from position 0; the text so far is forgotten.

@@ -8,13 +8,15 @@ from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import Encoder
 from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.moonshine import Moonshine
 from ggjit.models.networks.t5 import T5
 from ggjit.models.networks.whisper import Whisper
 from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 
 EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
 # {general.architecture: class}
-ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder), "t5": T5, "whisper": Whisper}
+ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder), "t5": T5, "whisper": Whisper,
+                 "moonshine": Moonshine}
 
 # {general.type: what such a file is}
 NO_MODELS = {"adapter": "an adapter, which changes a model: load the model with lora=[(path, 1.0)] (--lora)",
@@ -38,9 +40,11 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
 
     path: of the file; None: the small model that comes with the package (docs/austen.md).
     backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  Options of decoders: n_ctx, tokens of all texts;
-    n_batch; kv_type ("F16", "F32", "BF16", "Q8_0", "Q4_0"); flash; n_seqs, texts at once (8).  repack: matrices in a
-    layout that products read faster (ops/matmul/repack), for a slower load and memory that is not shared with the
-    file; None: encoders', and those of decoders that are large, where this processor is faster for it and half of the
+    n_batch; kv_type ("F16", "F32", "BF16", "Q8_0", "Q4_0"); flash; n_seqs, texts at once (8); n_cells, cache rows of
+    all of them together (n_ctx).  pooling: how `m.embed` makes one vector of a text's tokens, "mean", "cls" (the
+    first), "last", or "rank" for `m.rerank`; None: as the file says.  repack: matrices in a layout that products read
+    faster (ops/matmul/repack), for a slower load and memory that is not shared with the file; None: encoders', and
+    those of decoders that are large, where this processor is faster for it and half of the
     free memory holds them (`ggjit info --tuning`).  reserve=False sets no memory aside for computing yet.  Weights are
     mapped, not read, but for repacked ones and those on a GPU.
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the

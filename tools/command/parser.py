@@ -13,6 +13,7 @@ from ggjit.core.arguments import nearest
 COMMANDS = {
     "demo": "the main job: real sentences through the real MiniLM, nearest neighbours, speed, memory plan",
     "embed": "sentence embeddings",
+    "rerank": "which of some texts answer a query best, by a reranker",
     "generate": "continue a text",
     "chat": "a conversation with a model",
     "finetune": "train a LoRA adapter beside the frozen, also quantised, weights of a model",
