@@ -15,17 +15,19 @@ import pathlib
 import numpy as np
 
 from ggjit.core.arguments import typed_call
+from ggjit.models.convert import moonshine
 from ggjit.models.convert.config import Config
 from ggjit.models.convert.families import NOT_WEIGHTS, family_of
+from ggjit.models.convert.metadata import collected
 from ggjit.models.convert.rerank import OUT, add_rank, classifies
 from ggjit.models.convert.tensors import float32, pieces
 from ggjit.models.convert.vocabulary import add_vocabulary, read_json
 from ggjit.models.convert.whisper import from_ct2, from_hf, is_ct2
 from ggjit.models.core.checks import one_of
-from ggjit.models.files.gguf import SCALARS, give_back
+from ggjit.models.files.gguf import give_back
 from ggjit.models.files.load_tensors import mapped_numbers, safetensors_leaves
 from ggjit.models.files.rewrite import quantize_gguf
-from ggjit.models.files.save import Entry, encoded, refuse_source, write_gguf
+from ggjit.models.files.save import Entry, refuse_source, write_gguf
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, extra
 from ggjit.ops.core.types import BF16, F16, F32, F64, Q8_0
 from ggjit.ops.types.quantize import quantize
@@ -62,6 +64,8 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
     if config.get("model_type") == "whisper":
         return _of_whisper(folder, Config(folder / "config.json", config), out, known, force, progress)
     gguf = extra("gguf", "models")
+    if config.get("model_type") == "moonshine":
+        return _of_moonshine(gguf, folder, Config(folder / "config.json", config), out, known, force, progress)
     config = Config(folder / "config.json", read_json(folder / "config.json"))
     with _readable(config):
         family = family_of(config)
@@ -84,9 +88,16 @@ def _of_whisper(folder, config, out, kind, force, progress):
     return _written(out, *made, force, progress)
 
 
-def _written(out, keys, entries, force, progress):
+def _of_moonshine(gguf, folder, config, out, kind, force, progress):
+    sources = _sources(folder, lambda name: True)
+    with _silent("gguf"), _readable(config):
+        made = moonshine.from_hf(gguf, folder, config, sources, TYPES[_type(kind, sources)][0])
+    return _written(out, *made, force, progress, "moonshine")
+
+
+def _written(out, keys, entries, force, progress, arch="whisper"):
     paths = write_gguf(out, keys, [entries], force=force, title="converting" if progress else None)
-    return {"paths": paths, "nbytes": sum(e.nbytes for e in entries), "arch": "whisper", "tensors": len(entries)}
+    return {"paths": paths, "nbytes": sum(e.nbytes for e in entries), "arch": arch, "tensors": len(entries)}
 
 
 def _of_file(path, out, kind, force, progress):
@@ -137,7 +148,7 @@ def _metadata(gguf, w, folder, config, family, entries, pre, vocabulary):
             w.add_vocab_size(config["vocab_size"])
         if config.get("type_vocab_size") is not None:
             w.add_token_type_count(config["type_vocab_size"])
-    return {key: _encoded(key, v) for key, v in w.kv_data[0].items()}
+    return collected(w)
 
 
 def _counts(entries):
@@ -146,19 +157,6 @@ def _counts(entries):
     total = sum(math.prod(e.ne) for e in entries)
     return (total, total - sum(math.prod(e.ne) for e in experts), sum(math.prod(e.ne[:2]) for e in experts),
             experts[0].ne[2] if experts else 0)
-
-
-def _encoded(key, v):
-    """(kind, bytes) of a value as the gguf package holds it."""
-    kind = int(v.type)
-    if kind in SCALARS:
-        try:
-            return encoded(SCALARS[kind].type(v.value), key)
-        except OverflowError:
-            raise ValueError(f"{v.value} for {key}") from None
-    if isinstance(v.value, list) and v.value and isinstance(v.value[0], bytes):
-        return encoded([text.decode("utf-8", "replace") for text in v.value], key)
-    return encoded(v.value, key)
 
 
 def _sources(folder, wanted):

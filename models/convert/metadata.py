@@ -7,10 +7,30 @@ import statistics
 
 from ggjit.models.convert.rerank import add_qwen3_rank, classifies
 from ggjit.models.convert.tensors import falcon_heads_kv
+from ggjit.models.files.gguf import SCALARS
+from ggjit.models.files.save import encoded
 from ggjit.ops.core.errors import NotSupported
 
 RECURRENT = ("mamba", "linear_attention")       # layer_types without attention
 NO_LIMIT = 1 << 20      # context length of models without one
+
+
+def collected(w):
+    """{key: (kind, bytes)} of what a GGUFWriter was given."""
+    return {key: _encoded(key, v) for key, v in w.kv_data[0].items()}
+
+
+def _encoded(key, v):
+    """(kind, bytes) of a value as the gguf package holds it."""
+    kind = int(v.type)
+    if kind in SCALARS:
+        try:
+            return encoded(SCALARS[kind].type(v.value), key)
+        except OverflowError:
+            raise ValueError(f"{v.value} for {key}") from None
+    if isinstance(v.value, list) and v.value and isinstance(v.value[0], bytes):
+        return encoded([text.decode("utf-8", "replace") for text in v.value], key)
+    return encoded(v.value, key)
 
 
 # ---------------------------------------------------------------- common

@@ -8,10 +8,10 @@
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn
     offload.py          layers on a GPU; device_map.py: over several devices; layout.py: which weights are repacked
     bulk.py             many texts, in parts, on the workers of a cluster
-    whisper.py          Whisper: sound is heard, text is written
+    speech_network.py   speech networks: sound is heard, text is written; whisper.py, moonshine.py: two of them
     silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
     strict.py           files with more in them than is used are refused
     evaluate.py         perplexity, KL divergence, importance matrices
     finetune.py         LoRA adapters trained; training.py: the loss as a graph
-    peak.py             the peak memory of a model, measured without loading it
+    peak.py             the peak memory of a model, measured without loading it; memory.py: what it takes, by term
 """

@@ -8,13 +8,15 @@ from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import Encoder
 from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.moonshine import Moonshine
 from ggjit.models.networks.t5 import T5
 from ggjit.models.networks.whisper import Whisper
 from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 
 EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
 # {general.architecture: class}
-ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder), "t5": T5, "whisper": Whisper}
+ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder), "t5": T5, "whisper": Whisper,
+                 "moonshine": Moonshine}
 
 # {general.type: what such a file is}
 NO_MODELS = {"adapter": "an adapter, which changes a model: load the model with lora=[(path, 1.0)] (--lora)",

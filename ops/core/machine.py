@@ -13,7 +13,6 @@ import sys
 
 _CPUS = pathlib.Path("/sys/devices/system/cpu")
 _INTEL_CORES = pathlib.Path("/sys/devices/cpu_core/cpus")
-_CPUINFO = pathlib.Path("/proc/cpuinfo")
 _CGROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
@@ -55,7 +54,7 @@ def processor_name():
         return _sysctl("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace")
     if sys.platform == "win32":
         return _windows_processor_name()
-    for line in _text(_CPUINFO).splitlines():
+    for line in _text(pathlib.Path("/proc/cpuinfo")).splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor()
@@ -70,27 +69,32 @@ def _windows_processor_name():
         return platform.processor()
 
 
-# What Linux, macOS and Windows call the features of ARM processors that products use, and LLVM's word.  Windows has no
-# number for fp16fml: processors with i8mm have it.
+# Features of ARM processors that products use: the bit of Linux's AT_HWCAP or, from 64 on, AT_HWCAP2; macOS's name;
+# Windows's number, which has none for fp16fml: processors with i8mm have it; LLVM's words
 _ARM_FEATURES = (
-    ("asimdhp", "FEAT_FP16", 67, ("fullfp16",)), ("asimddp", "FEAT_DotProd", 43, ("dotprod",)),
-    ("asimdfhm", "FEAT_FHM", None, ("fp16fml",)), ("i8mm", "FEAT_I8MM", 66, ("i8mm", "fp16fml")),
-    ("bf16", "FEAT_BF16", 68, ("bf16",)), ("atomics", "FEAT_LSE", 34, ("lse",)),
-    ("lrcpc", "FEAT_LRCPC", 45, ("rcpc",)))
+    (10, "FEAT_FP16", 67, ("fullfp16",)), (20, "FEAT_DotProd", 43, ("dotprod",)), (23, "FEAT_FHM", None, ("fp16fml",)),
+    (64 + 13, "FEAT_I8MM", 66, ("i8mm", "fp16fml")), (64 + 14, "FEAT_BF16", 68, ("bf16",)),
+    (8, "FEAT_LSE", 34, ("lse",)), (15, "FEAT_LRCPC", 45, ("rcpc",)))
 
 
 def arm_features():
     """Features of this ARM processor in LLVM's words, from the system: LLVM itself finds few of them."""
-    if sys.platform == "darwin":
-        on = {name for _, name, _, _ in _ARM_FEATURES if any(_sysctl(f"hw.optional.arm.{name}"))}
-    elif sys.platform == "win32":
+    if sys.platform == "win32":
         ask = ctypes.windll.kernel32.IsProcessorFeaturePresent
-        on = {n for _, _, n, _ in _ARM_FEATURES if n is not None and ask(n)}
-    else:
-        on = set(next((line.partition(":")[2] for line in _text(_CPUINFO).splitlines()
-                       if line.startswith("Features")), "").split())
-    return frozenset(word for linux, macos, windows, words in _ARM_FEATURES if on & {linux, macos, windows}
-                     for word in (words if sys.platform == "win32" else words[:1]))
+        return frozenset(word for *_, n, words in _ARM_FEATURES if n is not None and ask(n) for word in words)
+    if sys.platform == "darwin":
+        return frozenset(words[0] for _, name, _, words in _ARM_FEATURES if any(_sysctl(f"hw.optional.arm.{name}")))
+    capabilities = _linux_capabilities()
+    return frozenset(words[0] for bit, _, _, words in _ARM_FEATURES if capabilities >> bit & 1)
+
+
+def _linux_capabilities():
+    """AT_HWCAP and, above it, AT_HWCAP2; 0 where the C library does not tell."""
+    ask = getattr(ctypes.CDLL(None), "getauxval", None)
+    if ask is None:
+        return 0
+    ask.argtypes, ask.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return ask(16) | ask(26) << 64
 
 
 # ---------------------------------------------------------------- cores

@@ -80,7 +80,7 @@ ZEN = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS))
 ZEN5 = Rule(ONE_ROW, {F16: AHEAD, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS),
             (16, 16), True, 80, 6)
 INTEL = Rule(ONE_ROW, {}, FOUR, tuple(t for t in FORMATS if t is not Q6_K))
-NEON = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, ONE_ROW, ())
+NEON = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS), direct=8, pairs=4)
 RULES = {"znver5": ZEN5, "znver": ZEN, **dict.fromkeys((
     "skylake-avx512", "cascadelake", "cooperlake", "icelake", "rocketlake", "sapphirerapids", "emeraldrapids",
     "graniterapids"), INTEL)}

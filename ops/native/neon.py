@@ -52,6 +52,13 @@ def shorts_ir(b, acc, x, y):
     return acc
 
 
+def word_pairs_ir(b, x, y):
+    """<8 x i16> x <8 x i16>, adjacent pairs -> <4 x i32>."""
+    products = [_call(b, "smull.v4i32", vec_ir("i32", 4), *pair)
+                for pair in zip(parts_ir(b, x, 4), parts_ir(b, y, 4), strict=True)]
+    return _call(b, "addp.v4i32", vec_ir("i32", 4), *products)
+
+
 def lookup_ir(b, table, index):
     """table[index] for indices below 16; table: 16 signed bytes (Python)."""
     table = const_ir("i8", table)

@@ -244,6 +244,44 @@ def jina_bert(folder, save, seed=0):
     return write_folder(folder, about, x, save), x
 
 
+def moonshine(folder, save, seed=0):
+    """A folder of Moonshine, with a tokenizer of bytes."""
+    d, ff, n, vocab = 72, 96, 2, 300
+    linear = {f"{p}_proj.weight": (d, d) for p in "qkvo"}
+    layer = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,), "mlp.fc2.weight": (d, ff),
+             "mlp.fc2.bias": (d,), **{f"self_attn.{k}": s for k, s in linear.items()}}
+    heard = layer | {"mlp.fc1.weight": (ff, d), "mlp.fc1.bias": (ff,)}
+    written = layer | {"mlp.fc1.weight": (2 * ff, d), "mlp.fc1.bias": (2 * ff,), "final_layernorm.weight": (d,),
+                       **{f"encoder_attn.{k}": s for k, s in linear.items()}}
+    shapes = {"encoder.conv1.weight": (d, 1, 127), "encoder.groupnorm.weight": (d,), "encoder.groupnorm.bias": (d,),
+              "encoder.conv2.weight": (2 * d, d, 7), "encoder.conv2.bias": (2 * d,),
+              "encoder.conv3.weight": (d, 2 * d, 3), "encoder.conv3.bias": (d,), "encoder.layer_norm.weight": (d,),
+              "decoder.embed_tokens.weight": (vocab, d), "decoder.norm.weight": (d,),
+              **{f"encoder.layers.{i}.{k}": s for i in range(n) for k, s in heard.items()},
+              **{f"decoder.layers.{i}.{k}": s for i in range(n) for k, s in written.items()}}
+    rng = np.random.default_rng(seed)
+    x = {f"model.{k}": (rng.standard_normal(s) * (0.1 if len(s) == 1 else 1.2 / np.prod(s[1:]) ** 0.5)
+                        + ("norm" in k and k.endswith("weight"))).astype(np.float32) for k, s in shapes.items()}
+    about = {"architectures": ["MoonshineForConditionalGeneration"], "model_type": "moonshine", "hidden_size": d,
+             "intermediate_size": ff, "vocab_size": vocab, "max_position_embeddings": 64, "bos_token_id": 1,
+             "eos_token_id": 2, "decoder_start_token_id": 1, "encoder_hidden_act": "gelu", "decoder_hidden_act": "silu",
+             **{f"{side}_num_{what}": k for side in ("encoder", "decoder") for what, k in (
+                 ("hidden_layers", n), ("attention_heads", 2), ("key_value_heads", 2))},
+             "rope_parameters": {"partial_rotary_factor": 0.9, "rope_theta": 10000.0, "rope_type": "default"}}
+    folder = write_folder(folder, about, x, save)
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [
+        {"id": i, "content": t, "special": True} for i, t in enumerate(special[:3])], "model": {
+            "type": "BPE", "byte_fallback": True, "unk_token": "<unk>", "merges": [],
+            "vocab": {t: i for i, t in enumerate([*special, *(f"▁{i}" for i in range(vocab - len(special)))])}}}))
+    return folder
+
+
+def moonshine_sound():
+    """One second of noise, float32."""
+    return (np.random.default_rng(1).standard_normal(16000) * 0.3).astype(np.float32)
+
+
 def write_folder(folder, about, x, save):
     folder = pathlib.Path(folder)
     folder.mkdir(exist_ok=True)
@@ -318,7 +356,7 @@ def main(names):
                       "shapes": shapes}
     SHAPES.write_text(json.dumps(kept))
     _shapes.cache_clear()
-    for name in names or NAMES:
+    for name in NAMES if not names else set(names) & set(NAMES):
         with tempfile.TemporaryDirectory() as tmp:
             write(tmp, name, lambda path, x, about: save_file(x, str(path), about))
             cls = getattr(transformers, config(name)["architectures"][0])
@@ -329,6 +367,13 @@ def main(names):
             values = values if name in RANKS else values[0, ::3, :6]
             out[name] = [[round(float(v), 5) for v in row] for row in values]
         print(name, file=sys.stderr)
+    with tempfile.TemporaryDirectory() as tmp, torch.no_grad():
+        moonshine(tmp, lambda path, x, about: save_file(x, str(path), about))
+        m = transformers.MoonshineForConditionalGeneration.from_pretrained(tmp, attn_implementation="eager").eval()
+        x = torch.tensor(moonshine_sound()[None])
+        found = {"heard": m.model.encoder(x).last_hidden_state[0, ::3, :6],
+                 "logits": m(input_values=x, decoder_input_ids=torch.tensor([IDS])).logits[0, ::3, :6]}
+        out["moonshine"] = {k: [[round(float(v), 5) for v in row] for row in values] for k, values in found.items()}
     GOLDENS.write_text(json.dumps(out))
 
 

@@ -261,7 +261,7 @@ def widest(format):
 
 def columns_of_pairs(m):
     """Columns of a tile over two groups of rows; None where that is no tile of the processor's, or of so few rows."""
-    return (choices.RULE or choices.UNKNOWN).pairs if isa.ISA == "avx512" and m >= 2 * ROWS else None
+    return (choices.RULE or choices.UNKNOWN).pairs if isa.ISA in ("avx512", "neon") and m >= 2 * ROWS else None
 
 
 def _shape(type, m, n):
