@@ -122,8 +122,8 @@ class ModelServer:
             async for chunk in request.stream():
                 data += chunk
                 if len(data) > most:
-                    raise BadRequest(413, f"the request has more than {most:,} bytes; send less, or start the server with "
-                                       f"a larger --max-request")
+                    raise BadRequest(413, f"the request has more than {most:,} bytes; send less, or start the server "
+                                          f"with a larger --max-request")
         try:
             body = json.loads(data or b"{}")
         except (ValueError, RecursionError) as e:
@@ -455,8 +455,8 @@ async def _limit(seconds):
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise BadRequest(408, "the request took longer than the server allows; ask for fewer tokens, or start it with a "
-                           "larger --timeout", "timeout_error") from None
+        raise BadRequest(408, "the request took longer than the server allows; ask for fewer tokens, or start it with "
+                              "a larger --timeout", "timeout_error") from None
 
 
 @contextlib.asynccontextmanager
