@@ -23,6 +23,7 @@ from ggjit.tools.command.common import (
 )
 from ggjit.tools.command.helpers import add_lora, load
 from ggjit.tools.serve import service as serving
+from ggjit.tools.serve.app import Limits, ModelServer
 
 EXAMPLES = (("ggjit serve model.gguf", "at http://127.0.0.1:8080/v1 for this machine alone"),
             ("ggjit serve m.gguf --parallel 64 --n-ctx 2048", "64 texts at once, each of up to 2,048 tokens"),
@@ -68,7 +69,6 @@ def add_arguments(c):
 def run(args):
     uvicorn = extra("uvicorn", "serve")
     extra("starlette", "serve")
-    from ggjit.tools.serve.app import Limits, ModelServer
     key = _key(args)
     with compiling():
         m = _loaded(args.model or smollm2_path(), args)
