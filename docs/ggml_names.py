@@ -145,7 +145,7 @@ ggml_gallocr_reserve(_n)? | gg.GraphAllocator.reserve |
 ggml_gallocr_(alloc_graph|free) | gg.GraphAllocator.\1 |
 ggml_tallocr_\w+ | gg.BumpAllocator, gg.TensorAllocator | the second is ggml's of 2023: it frees too
 
-ggml_cpu_has_\w+ | ggjit.ops.native.isa | GGJIT_CPU forces avx512, avx2 or generic
+ggml_cpu_has_\w+ | ggjit.ops.native.isa | GGJIT_CPU forces avx512, avx2, neon or generic
 ggml_cpu_(get_\w+|init|extra_\w+) | - | internal
 ggml_cpu_fp\w+|ggml_cpu_bf\w+ | gg.quantize, gg.dequantize |
 ggml_opt_dataset_(init|ndata|shuffle|get_batch|get_batch_host|data|labels|free) | gg.train.Dataset | arrays
