@@ -165,7 +165,7 @@ gguf_(get_n_tensors|find_tensor|get_tensor)\w* | ggjit.models.files.gguf.TensorI
 gguf_get_(version|alignment|data_offset) | ggjit.models.files.gguf.GGUFFile | .version, .alignment, .data_offs
 gguf_free | - | Python frees
 gguf_type_name | ggjit.models.files.gguf.type_name |
-gguf_(write_to_file\w*|add_tensor|set_tensor_(data|type)) | ggjit.models.save_gguf | names, tensors and their types in one call
+gguf_(write_to_file\w*|add_tensor|set_tensor_(data|type)) | ggjit.models.save_gguf | all tensors in one call
 gguf_(set_\w+|init_empty|remove_key) | ggjit.models.save_gguf | metadata is a dict: set, merge and delete its keys
 gguf_get_meta\w* | ggjit.models.save_gguf | the whole file; .metadata of a GGUFFile is what was read
 """

@@ -40,8 +40,8 @@ class ArenaSpan:
 class WorkerDevice:
     """The device that a worker lends, shared by its sessions.
 
-    memory_nbytes: at most so much for all arenas and graphs; keep_nbytes: of weights on disk (engine/cluster/weight_cache.py), 0:
-    none.
+    memory_nbytes: at most so much for all arenas and graphs; keep_nbytes: of weights on disk
+    (engine/cluster/weight_cache.py), 0: none.
     own: weights of files of its own, get(key, nbytes) -> array or None (models/files/own_weights.py).
     """
 

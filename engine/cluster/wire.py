@@ -288,7 +288,8 @@ class Listener:
         self._handler, self._admitted = handler, set()
         self._tls_context = tls.listener_context if scheme == "tls" else None
         self._handshakes = collections.deque()  # connections that have not greeted yet, the oldest first
-        self._lock = threading.Lock()           # of _handshakes and _admitted; a connection there is open while it is held
+        # of _handshakes and _admitted; a connection there is open while it is held
+        self._lock = threading.Lock()
         self._scheme, self.sock = scheme, None
         if scheme == "inproc":
             self._location = location or str(next(_numbers))

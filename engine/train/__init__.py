@@ -22,5 +22,5 @@ from ggjit.train.losses import mean_in_chunks
 from ggjit.train.optimizers import SGD, AdamW
 from ggjit.train.training import NotFinite
 
-__all__ = ["SGD", "AdamW", "Dataset", "Evaluation", "History", "InUse", "NotFinite", "evaluate", "fit", "mean_in_chunks", "measure",
-           "predict"]
+__all__ = ["SGD", "AdamW", "Dataset", "Evaluation", "History", "InUse", "NotFinite", "evaluate", "fit",
+           "mean_in_chunks", "measure", "predict"]
