@@ -13,5 +13,5 @@
     strict.py           files with more in them than is used are refused
     evaluate.py         perplexity, KL divergence, importance matrices
     finetune.py         LoRA adapters trained; training.py: the loss as a graph
-    peak.py             the peak memory of a model, measured without loading it
+    peak.py             the peak memory of a model, measured without loading it; memory.py: what it takes, by term
 """
