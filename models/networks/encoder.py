@@ -11,6 +11,7 @@ holds -|i - j|; windows reach half their width to both sides.
 import numpy as np
 
 import ggjit as gg
+from ggjit.core.arguments import typed_methods
 from ggjit.models.blocks.description import Loader, Scope, mask_name
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families.registry import ENCODERS
@@ -23,6 +24,7 @@ MEAN, CLS, LAST = 1, 2, 3       # pooling_type
 FARTHEST = 128                  # from this distance on all tokens share T5's last bucket
 
 
+@typed_methods
 class Encoder(Network):
     """`m.embed(["a text", ...])` -> (n, dim) float32, `m.hidden(ids)`."""
     REPACKS = True                  # many columns at a time: every layout is faster then
@@ -137,7 +139,8 @@ class Encoder(Network):
             return self._finite(step.run().reshape(len(ids), self.n_embd).copy(), "the hidden states")
 
     def embed(self, texts):
-        """(n, dim) float32, rows of length 1.  Errors: ParamError for a text longer than the context."""
+        """(n, dim) float32, rows of length 1; of one text (1, dim).  Errors: ParamError for one beyond the context."""
+        texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
             got = type(texts).__name__ if not isinstance(texts, list | tuple) else \
                 next(repr(t) for t in texts if not isinstance(t, str))

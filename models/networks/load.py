@@ -3,6 +3,7 @@ import os
 import pathlib
 
 from ggjit.core.arguments import typed_call
+from ggjit.models.core.other_options import LOADING, takes_other_names
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.decoder import Decoder
@@ -31,6 +32,7 @@ def network_of(file, options):
     return ARCHITECTURES[file.arch](file, options)
 
 
+@takes_other_names(LOADING)
 @typed_call
 def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, strict=True,
                validate=False, lora=(), devices=None, **options):

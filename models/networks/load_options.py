@@ -7,6 +7,7 @@ from ggjit.models.blocks.hparams import ROPE_OPTIONS
 from ggjit.models.core.checks import known_options
 
 DECODER_OPTIONS = "n_ctx", "n_batch", "kv_type", "flash", "n_seqs"
+ARGUMENTS = ("backend", "n_threads", "reserve", "n_gpu_layers", "cpu_moe", "strict", "validate", "lora", "devices")
 KEYWORDS = (*DECODER_OPTIONS, *ROPE_OPTIONS, "repack")          # names of load_model's **options
 
 
@@ -36,6 +37,6 @@ class LoadOptions:
     @classmethod
     def of(cls, keywords, **more):
         """From load_model's **options and its other arguments.  Errors: ParamError for unknown names."""
-        known_options("load_model", keywords, KEYWORDS)
+        known_options("load_model", keywords, (*ARGUMENTS, *KEYWORDS))
         rope = {name: value for name, value in keywords.items() if name in ROPE_OPTIONS}
         return cls(**{name: value for name, value in keywords.items() if name not in rope}, rope=rope, **more)

@@ -7,7 +7,6 @@
 import os
 import pathlib
 import time
-import warnings
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from ggjit.models.speech.transcript import Language, Transcript
 from ggjit.models.speech.transcription import UNIT, Options, Windows
 from ggjit.models.speech.words import alignment
 from ggjit.ops.core.errors import ModelError, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.user_warnings import warn
 
 TASKS = ("transcribe", "translate")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -334,9 +334,8 @@ class Speech:
         if self._vad is None:
             path = find_silero(pathlib.Path(self.network.file.path).parent)
             if path is None:
-                warnings.warn(f"no voice detector beside {self.network.file.path}: silence is heard too. Put "
-                              f"whisper.cpp's ggml-silero-v6.2.0.bin there, name it in GGJIT_VAD, or say vad=False",
-                              stacklevel=4)
+                warn(f"no voice detector beside {self.network.file.path}: silence is heard too. Put "
+                     f"whisper.cpp's ggml-silero-v6.2.0.bin there, name it in GGJIT_VAD, or say vad=False")
                 return None
             self._vad = load_vad(path)
         return self._vad
