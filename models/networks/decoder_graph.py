@@ -143,9 +143,11 @@ def _mask_dtype(m):
 
 
 # ---------------------------------------------------------------- parts of a graph
-def inputs(m, n_tokens, n_kv, n_out, n_seqs, n_tables=0):
-    """n_tables: of pages; 0: rows are looked at as they lie in the cache."""
+def inputs(m, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
+    """n_tables: of pages; 0: rows are looked at as they lie in the cache.  pictures: are there any among the tokens?"""
     inputs = {"tokens": np.zeros(n_tokens, np.int32), **m.description.constants}
+    if pictures:
+        inputs |= {"picture": np.zeros((n_tokens, m.n_embd), np.float32), "is_text": np.ones((n_tokens, 1), np.float32)}
     if m.description.rotates:
         inputs["positions"] = np.zeros(n_tokens, np.int32)
     for window, n_rows in m.cells.n_rows.items():
@@ -170,6 +172,8 @@ def embedded(m, g):
         x = gg.add(x, gg.scale(gg.mul_mat(up, gg.get_rows(low, g.leaf["tokens"])), factor))
     if about.embd_scale:
         x = gg.scale(x, about.embd_scale)
+    if "picture" in g.leaf:
+        x = gg.add(gg.mul(x, g.leaf["is_text"]), g.leaf["picture"])
     if m.positions is not None:
         x = gg.add(x, gg.get_rows(m.positions, g.leaf["positions"]))
     return gg.set_name(x if m.embd_norm is None else g.norm(x, about.norm, m.embd_norm), "embd")

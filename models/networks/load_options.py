@@ -25,6 +25,7 @@ class LoadOptions:
     lora: Any = ()
     devices: Any = None
     repack: bool | None = None
+    vision: Any = None                  # path of the mmproj file of a decoder
     pooling: str | None = None          # how tokens become one vector; None: as the file says
     n_ctx: int | None = None
     n_batch: int = 512

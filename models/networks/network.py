@@ -164,6 +164,11 @@ class Network(Inside):
         """
         return self.tokenizer.detokenize(ids, special)
 
+    @property
+    def _end_of_ids(self):
+        """Ids below it mean something."""
+        return self.n_vocab
+
     def _checked_ids(self, ids, n_max):
         """`ids` as int32, each inside the vocabulary and all inside the context."""
         self._hooks.refuse_nesting()
@@ -182,8 +187,8 @@ class Network(Inside):
             past = f" behind the {self.n_ctx - n_max} it holds (m.reset() forgets them)" if n_max < self.n_ctx else ""
             raise ParamError(f"{a.size} tokens do not fit the context of {self.n_ctx}{past}; shorten the text{more}")
         values = a.tolist()
-        if min(values) < 0 or max(values) >= self.n_vocab:
-            at = next(i for i, value in enumerate(values) if not 0 <= value < self.n_vocab)
+        if min(values) < 0 or max(values) >= self._end_of_ids:
+            at = next(i for i, value in enumerate(values) if not 0 <= value < self._end_of_ids)
             raise IndexRangeError(f"token id {values[at]} at position {at} is outside the vocabulary "
                                   f"0..{self.n_vocab - 1}")
         return a.astype(np.int32)               # a copy: what was checked is what is computed

@@ -27,6 +27,7 @@ class T5(Decoder):
     """`m.encode(text)`, then `m.decode(ids)`; `m.generate(text)` does both.  One text at a time."""
 
     N_SEQS = 1
+    SEES = False
 
     def __init__(self, file, options=None):
         if options is not None and options.n_seqs not in (None, 1):
@@ -113,8 +114,8 @@ class T5(Decoder):
         return max(graphs, key=lambda graph: self._allocator.plan(graph).peak)
 
     # ------------------------------------------------------------ the decoder
-    def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables=0):
-        inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs, n_tables)
+    def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
+        inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
         return inputs | {"buckets": np.zeros(inputs["mask"].size, np.int32)}
 
     def _fill(self, inputs, runs, state_rows, n_tables=0):
