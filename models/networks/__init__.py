@@ -4,6 +4,7 @@
     network.py          what the architectures share: weights, plans by shape, ids
     decoder.py          texts that are read and continued; decoder_graph.py: weights, caches and parts of its graphs
     kv_cells.py         rows of the caches; context_shift.py: tokens that are dropped; saved_state.py: a text as bytes
+    vision.py           pictures as vectors; vision_input.py: what it gets of them; picture_tokens.py: as tokens of a text
     encoder.py          encoders; t5.py: an encoder and a decoder; pooling.py: one row of the tokens of a text
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn
     offload.py          layers on a GPU; device_map.py: over several devices; layout.py: which weights are repacked
@@ -13,5 +14,5 @@
     strict.py           files with more in them than is used are refused
     evaluate.py         perplexity, KL divergence, importance matrices
     finetune.py         LoRA adapters trained; training.py: the loss as a graph
-    peak.py             the peak memory of a model, measured without loading it
+    peak.py             the peak memory of a model, measured without loading it; memory.py: what it takes, by term
 """

@@ -17,6 +17,7 @@ from ggjit.models.networks import context_shift, saved_state
 from ggjit.models.networks import decoder_graph as graphs
 from ggjit.models.networks.kv_cells import KVCells
 from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.memory import MemoryTerm, terms_of_leaves
 from ggjit.models.networks.network import Network
 from ggjit.models.networks.picture_tokens import PictureTokens
 from ggjit.models.networks.pooling import RANK, Pooling
@@ -28,7 +29,7 @@ from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
 from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
-from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.progress import counted
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.matmul.choices import columns_apart
@@ -65,6 +66,7 @@ class Decoder(Network):
         graphs.check_positions(self)
         self.n_batch = min(self.n_batch, self.n_ctx)
         graphs.check_kv_type(self)
+        self._mask_memory = {}
         self.n_cells = max(self.n_ctx, integer("n_cells", self.options.n_cells or self.n_ctx, 1, MAX_CELLS))
         self.cells = KVCells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, graphs.mask_values(self),
                              self.description.chunked, self.n_cells, graphs.can_page(self))
@@ -115,6 +117,18 @@ class Decoder(Network):
     def _kept_nbytes(self, layer):
         cache = self.description.blocks[layer].cache(graphs.cache_sizes(self))
         return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
+
+    def _kept_buffers(self):
+        return self.kv_buffer.buffers
+
+    def _kept_terms(self):
+        terms = graphs.kept_by_kind(self)
+        return super()._kept_terms() if len(terms) < 2 and "KV cache" in terms else \
+            [term for kind, leaves in terms.items() for term in terms_of_leaves(kind, leaves)]
+
+    def expected_kept(self):
+        sizes = {kind: sum(t.nbytes for t in leaves) for kind, leaves in graphs.kept_by_kind(self).items()}
+        return [MemoryTerm(kind, nbytes, nbytes) for kind, nbytes in sizes.items()]
 
     @property
     def kv_nbytes(self):
@@ -173,11 +187,15 @@ class Decoder(Network):
         return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]
 
     # ------------------------------------------------------------ a batch
-    def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False):
+    def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False, out=None):
+        """Logits or hidden states of a batch; written to `out` where there is one: it is not copied then."""
         step = self._filled(runs, state_rows, all_rows, hidden)
         n = self.pooling.n_scores if hidden == RANK else self.n_embd if hidden else self.n_vocab
-        with oom_guard("hidden states" if hidden else "logits"):
-            return step.run().reshape(-1, n).copy()
+        rows = step.run().reshape(-1, n)
+        if out is None:
+            out = empty(rows.shape, np.float32, "hidden states" if hidden else "logits")
+        out[...] = rows
+        return out
 
     def _filled(self, runs, state_rows, all_rows=False, hidden=False):
         """The planned graph for a batch, with its inputs."""
@@ -323,13 +341,10 @@ class Decoder(Network):
         """
         with self._lock:
             out = self._fed(ids, all_logits)
-            if not all_logits:
-                return out[-1][-1]
-            with oom_guard("logits"):
-                return np.concatenate(out)
+            return out if all_logits else out[-1]
 
     def _fed(self, ids, all_rows, hidden=False):
-        """[rows of each batch]: logits, hidden states (True), or a classifier's numbers (RANK), after all tokens or the
+        """Rows of logits, hidden states (True), or a classifier's numbers (RANK): after all tokens, or after the
         last."""
         if self.text is None:
             self.reset()
@@ -341,20 +356,29 @@ class Decoder(Network):
 
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
-        n, state_row, out = len(text.ids), text.state_row, []
+        n, state_row, out = len(text.ids), text.state_row, None
+        rows = self._rows(len(ids), hidden) if all_rows else None
         if not n and text is self.text:
             self._read_with = self._weight_versions()
         if self._hooks.wanted is not None and len(ids):
             text.exact, text.hooked = min(text.exact, n), min(text.hooked, n)
         try:
+            at = 0
             for part in counted("reading batches of tokens", self._batches(ids)):
                 state_rows = self.cells.free_state_rows(1, state_row)
-                out.append(self._fed_batch([(text, part)], state_rows, all_rows, hidden))
+                out = self._fed_batch([(text, part)], state_rows, all_rows, hidden,
+                                      None if rows is None else rows[at:at + len(part)])
+                at += len(part)
                 text.add(part, state_rows[0])
         except BaseException:
             text.cut(n, state_row)
             raise
-        return out
+        return out if rows is None else rows
+
+    def _rows(self, n, hidden):
+        """Where the logits or hidden states of n tokens go, batch by batch: they exist once.  Errors: OutOfMemory."""
+        return self._handed_out.add(empty((n, self.n_embd if hidden else self.n_vocab), np.float32,
+                                          "hidden states" if hidden else "logits"))
 
     def _batches(self, ids):
         """[ids of each batch]; a picture whose vectors see each other is not cut."""
@@ -363,7 +387,7 @@ class Decoder(Network):
             ends, whole = [], self.pictures.runs(ids)
             while (end := (ends[-1] if ends else 0) + self.n_batch) < len(ids):
                 ends.append(next((a for a, b in whole if a < end < b), end))
-        return np.split(ids, ends)
+        return np.split(ids, ends) if len(ids) else []
 
     def _read_again(self, text):
         """Read again what an interrupted call has overwritten: under hooks only what was read under hooks."""
@@ -446,9 +470,7 @@ class Decoder(Network):
         with self._lock:
             ids = self._checked_ids(ids, self.n_ctx)
             self.reset()
-            out = self._fed(ids, True, hidden=True)
-            with oom_guard("hidden states"):
-                return self._finite(np.concatenate(out), "the hidden states")
+            return self._finite(self._fed(ids, True, hidden=True), "the hidden states")
 
     def embed_ids(self, ids):
         """The vector of one text given as token ids; (dim,) float32, of length 1.  The text so far is forgotten.
@@ -461,9 +483,9 @@ class Decoder(Network):
             self.reset()
             rows = self._fed(ids, kind != "last", hidden=True)
             if kind == "mean":
-                e = sum(r.sum(0, dtype=np.float64) for r in rows) / len(ids)
+                e = rows.sum(0, dtype=np.float64) / len(ids)
             else:
-                e = rows[0][0] if kind == "cls" else rows[-1][-1]
+                e = rows[0 if kind == "cls" else -1]
             e = self._finite(e, "the text's numbers")
             return (e / max(np.linalg.norm(e.astype(np.float64)), 1e-12)).astype(np.float32)
 
@@ -476,7 +498,7 @@ class Decoder(Network):
         with self._lock:
             ids = self._checked_ids(ids, self.n_ctx)
             self.reset()
-            return self._finite(self._fed(ids, False, hidden=RANK)[-1][-1], "the text's scores")
+            return self._finite(self._fed(ids, False, hidden=RANK)[-1], "the text's scores")
 
     def logits(self, ids):
         """(n, n_vocab) float32: logits after every one of `ids`, from position 0; the text so far is forgotten.

@@ -17,7 +17,7 @@ from ggjit.models.blocks.hparams import MAX_CTX
 from ggjit.models.core.checks import integer
 from ggjit.models.networks.kv_cells import PAGE
 from ggjit.ops.core.errors import ModelError, ParamError
-from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.tensors.context import Context
 
 DEFAULT_N_CTX = 4096
@@ -108,6 +108,14 @@ def make_cache(m):
     m.kv_buffer.clear()
 
 
+def kept_by_kind(m):
+    """{"KV cache" or "state": leaves}: what layers keep of a text."""
+    found = {}
+    for leaf in (leaf for kept in m.cache for leaf in kept):
+        found.setdefault("state" if leaf.name.startswith("state") else "KV cache", []).append(leaf)
+    return found
+
+
 def cache_sizes(m):
     return CacheSizes(m.n_embd, m.kv_type, m.cells.n_rows, m.cells.n_state_rows)
 
@@ -153,7 +161,7 @@ def inputs(m, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
     for window, n_rows in m.cells.n_rows.items():
         inputs[rows_name(window)] = np.zeros(n_tokens, np.int64)
         width = n_kv if n_tables else min(n_kv, n_rows)
-        inputs[mask_name(window)] = np.full((n_tokens, width), -np.inf, _mask_dtype(m))
+        inputs[mask_name(window)] = mask_room(m, window, n_tokens, width)
         if n_tables:
             inputs[pages_name(window)] = np.zeros((n_tables, n_kv // PAGE), np.int32)
     if m.description.temperature:
@@ -163,6 +171,17 @@ def inputs(m, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
     if n_out < n_tokens:
         inputs["out_rows"] = np.zeros(n_out, np.int32)
     return inputs
+
+
+def mask_room(m, window, n_tokens, n_kv):
+    """[n_tokens, n_kv] for a mask.  Every batch writes all of its mask and graphs run one after the other, so those of
+    one window lie in the same memory."""
+    n = n_tokens * n_kv
+    room = m._mask_memory.get(window)
+    if room is None or room.size < n:
+        most = min(m.n_batch, m.n_ctx) * m.cells.n_rows[window]
+        room = m._mask_memory[window] = empty(max(n, most), _mask_dtype(m), "a mask")
+    return room[:n].reshape(n_tokens, n_kv)
 
 
 def embedded(m, g):

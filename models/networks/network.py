@@ -4,8 +4,9 @@ import time
 import numpy as np
 
 from ggjit.core.kernels_ahead import followed_by
+from ggjit.core.process_memory import process_memory
 from ggjit.core.run_lock import RunLock
-from ggjit.cpu.cpu_plan import likely_parts, needs
+from ggjit.cpu.cpu_plan import likely_parts, needs, work_memory
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
@@ -18,6 +19,17 @@ from ggjit.models.networks.hooks import Hooks
 from ggjit.models.networks.inside import Inside
 from ggjit.models.networks.layout import repacked
 from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.memory import (
+    MAPPED,
+    Growth,
+    HandedOut,
+    MemoryTerm,
+    MemoryUse,
+    process_term,
+    term_of,
+    terms_of_buffers,
+    unique_memory,
+)
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
@@ -69,6 +81,8 @@ class Network(Inside):
         if repack is not None and not isinstance(repack, bool | np.bool_):
             raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
         self.file = file
+        self._before, self._code, self.growth_of_text = options.process, Growth(options.process), Growth()
+        self._handed_out = HandedOut()
         self.backend, gpu = choose_backends(options.backend, options.n_threads, n_gpu_layers)
         self.offload = offload(gpu, n_gpu_layers, HParams(file).n_layer, options.cpu_moe) if devices is None else \
             DeviceMap(devices, self)
@@ -98,7 +112,16 @@ class Network(Inside):
         except BaseException:
             self.free()
             raise
+        self._loaded()
         self.load_seconds = time.perf_counter() - options.started
+
+    def _loaded(self):
+        """What the process grew by while loading is code, but for the memory that loading fills."""
+        self._code.end()
+        adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]       # others were there before
+        filled = [b for b in (*self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers())
+                  if b._arena is not None]
+        self._code.known(term_of("filled", [b._arena for b in filled]).anonymous, getattr(self.file, "data_offs", 0))
 
     def _repack(self, asked, move=True):
         """move=False: only the places are given, for a process that compiles and computes nothing."""
@@ -139,7 +162,8 @@ class Network(Inside):
     def tokenizer(self):
         """Built from the file's vocabulary when it is first needed."""
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer.from_gguf(self.file)
+            with self.growth_of_text:
+                self._tokenizer = Tokenizer.from_gguf(self.file)
         return self._tokenizer
 
     def tokenize(self, text, special=False, add_special=True):
@@ -152,7 +176,10 @@ class Network(Inside):
         """
         if not isinstance(text, str):
             raise TypeMismatch(f"tokenize takes a string, got {type(text).__name__}")
-        return self.tokenizer.encode(text, add_special, special)
+        if self.tokenizer.is_built:
+            return self.tokenizer.encode(text, add_special, special)
+        with self.growth_of_text:
+            return self.tokenizer.encode(text, add_special, special)
 
     def detokenize(self, ids, special=False):
         """The text of token ids, as llama_detokenize gives it; `special`: with control tokens.
@@ -201,10 +228,11 @@ class Network(Inside):
         return self._steps.get(owner, lambda step: key, lambda: self._made(shape))
 
     def _made(self, shape):
-        ctx, inputs, results = self._built(shape)
-        with followed_by(self._later_kernels):
-            plan = self._plan(Graph(*results)) if self._hooks.wanted is None else self._hooked_plan(inputs, results)
-        return Step(ctx, inputs, results[0], plan, results[1:])
+        with self._code, self._code.without(self._compute_memory):
+            ctx, inputs, results = self._built(shape)
+            with followed_by(self._later_kernels):
+                plan = self._plan(Graph(*results)) if self._hooks.wanted is None else self._hooked_plan(inputs, results)
+            return Step(ctx, inputs, results[0], plan, results[1:])
 
     def _plan(self, graph):
         """A plan of `graph`.  All share one arena, since they never run at the same time."""
@@ -254,6 +282,55 @@ class Network(Inside):
             return []
         return [k for shape in self._later_shapes()
                 for k in needs(likely_parts(self.graph(*shape), getattr(self.backend, "n_threads", 1)))]
+
+    # ------------------------------------------------------------ memory
+    def memory(self):
+        """A MemoryUse: the bytes that the model takes from this process now, term by term, beside the process's own
+        figures.
+
+            use = m.memory()
+            use.anonymous, use.file, use.terms["KV cache"]
+            print(use)
+
+        What it will take is known before it is loaded: `ggjit peak`.  Pages count when they are first used: memory set
+        aside for a prompt is taken by the first one.  Errors: StaleHandle for a network that was freed.
+        """
+        with self._lock:
+            if self._freed:
+                raise StaleHandle(f"{self!r} was freed; load the model again")
+            return MemoryUse(self._memory_terms(), process_memory(), str(self.file.path))
+
+    def _memory_terms(self):
+        adapters = [b for a in self.weights.adapters for b in a.buffers]
+        inputs = {id(b): b for step in self._steps.plans() for b in step.ctx.buffers}
+        return [term_of("weights", [b._arena for b in self.weights.buffers], about=MAPPED),
+                *terms_of_buffers("weights", self.weights.moved), *terms_of_buffers("repacked weights",
+                                                                                    self.weights.repack_buffers),
+                *terms_of_buffers("adapters", adapters), *self._kept_terms(),
+                *terms_of_buffers("compute", self._compute_buffers()),
+                term_of("kernel work", work_memory(), about="of all models of the process"),
+                term_of("inputs", unique_memory([b._arena for b in inputs.values() if b._arena is not None])),
+                term_of("logits", self._handed_out.arrays(), about="in use by the caller"),
+                self.growth_of_text.term("tokenizer"), self._code.term("code"), process_term(self._before)]
+
+    def _kept_buffers(self):
+        """Buffers of what is kept of texts."""
+        return ()
+
+    def _kept_terms(self):
+        return terms_of_buffers("KV cache", self._kept_buffers())
+
+    def expected_kept(self):
+        """[MemoryTerm] of what will be kept of texts; for a network on the NULL device."""
+        nbytes = sum(b.size for b in self._kept_buffers())
+        return [MemoryTerm("KV cache", nbytes, nbytes)]
+
+    def _compute_buffers(self):
+        memory = self.scheduler.memory if self.scheduler is not None else self._allocator._memory
+        return [b for chunks in memory.chunks for b in chunks]
+
+    def _compute_memory(self):
+        return term_of("compute", [b._arena for b in self._compute_buffers() if b._arena is not None])
 
     def free(self):
         """Give weights, caches and plans back; waits for a computation.  A second call does nothing."""

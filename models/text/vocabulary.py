@@ -202,6 +202,11 @@ class Tokenizer:
         raise NotSupported(f"{type(self).__name__} has no bytes")
 
     # ---------------------------------------------------------------- the vocabulary
+    @property
+    def is_built(self):
+        """Was a text encoded before?  What that takes is made then."""
+        return "_to_ids" in vars(self)
+
     @functools.cached_property
     def _to_ids(self):
         if len(self._vocab) < self.n_vocab:

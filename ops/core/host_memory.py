@@ -12,12 +12,14 @@ import contextlib
 import functools
 import itertools
 import math
+import mmap
 
 import numpy as np
 
 from ggjit.ops.core.errors import GgjitError, OutOfMemory
 from ggjit.ops.core.shape import describe
 
+OWN_PAGES = 4 << 20             # bytes; from there on NumPy asks for large pages, too
 _refused = None                 # numbers of requests -> refuse this one?  None: all are tried
 
 
@@ -63,6 +65,24 @@ def empty(shape, dtype, what):
             return np.empty(shape, dtype)
         except ValueError:              # larger than an address can count
             raise MemoryError from None
+
+
+def pages(nbytes, what):
+    """uint8 array of so many bytes; large ones have pages of their own, which go back to the system with the array.
+
+    What `np.empty` frees may stay with the process, between other things of its heap.  Errors: OutOfMemory.
+    """
+    if nbytes < OWN_PAGES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return empty(nbytes, np.uint8, what)
+    with oom_guard(what, nbytes):
+        try:
+            mapped = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError):
+            raise MemoryError from None
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):          # a kernel without large pages
+                mapped.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(mapped, np.uint8)
 
 
 def zeros(n, dtype, what):
