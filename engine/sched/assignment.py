@@ -64,7 +64,7 @@ class Assignment:
         self._check_alive(graph.leaf_ids, graph.leafs)
         self.n_nodes = len(graph.nodes)
         self._gather(np.concatenate([graph.node_ids, graph.leaf_ids]))
-        support.answer(self.params, self.tensors)
+        support.answer(self.params, self.nodes)
         self._pin({i: b for i, (b, _, _) in decided.items()} if decided else pins, owned)
         self._raise(assign(self.params.words))
         if decided:
@@ -112,7 +112,7 @@ class Assignment:
             self.params = rec.Params(table=TABLE.words, rows=self.rows, n=n, n_nodes=self.n_nodes)
             if gather(self.params.words, bufs, len(bufs), block_sizes(), *_MARKS.fresh()) == rec.OK:
                 break
-            ids = np.append(ids, self._adopt(self.params.fields["failed"], self.params.fields["missing"]))
+            ids = np.append(ids, self._adopt(self.params["failed"], self.params["missing"]))
         ops = TABLE.words[self.ids[:self.n_nodes], T_OP]
         for op, sources in ops_with("updates").items():
             self.rows["bits"][:self.n_nodes][ops == op] |= sum(1 << rec.UPDATES + j for j in sources)
@@ -148,15 +148,15 @@ class Assignment:
         split(self.params.words)
         judge_copies(self.params.words)
         self.split_rows, self.inputs, self.copies, self.uses = (
-            arrays[name][:self.params.fields["n_" + name]].copy() for name in ("splits", "inputs", "copies", "uses"))
-        self.listed_nbytes = int(self.params.fields["listed_nbytes"])
+            arrays[name][:self.params["n_" + name]].copy() for name in ("splits", "inputs", "copies", "uses"))
+        self.listed_nbytes = self.params["listed_nbytes"]
         self.written = arrays["scratch"][:self.n].copy()        # per base: last node that writes it in place
         self.params.set(splits=self.split_rows, copies=self.copies, uses=self.uses)
 
     def _raise(self, status):
         if status == rec.OK:
             return
-        i = self.params.fields["failed"]
+        i = self.params["failed"]
         t = self.tensors[i]
         names = ", ".join(b.name for b in self.support.backends)
         b = self.support.backends[self.rows["backend"][i]]

@@ -85,12 +85,11 @@ def opened(address):
 
 
 class Params:
-    """PARAMS in memory: the passes get `words`, `fields` are the same by name, to be read.  The caller holds the arrays
-    whose addresses it has."""
+    """PARAMS in memory: fields are set and read by name, the passes get `words`.  The caller holds the arrays whose
+    addresses it has."""
 
     def __init__(self, **values):
         self.words = np.zeros(len(PARAMS), np.int64)
-        self.fields = self.words.view(PARAMS)[0]
         self.set(**values)
 
     def set(self, **values):
@@ -98,6 +97,9 @@ class Params:
             if isinstance(x, np.ndarray):               # records as words: NumPy takes 50 us for their interface
                 x = address_of(x if x.dtype.names is None else x.view(np.int64))
             self.words[_FIELD[name]] = x
+
+    def __getitem__(self, name):
+        return int(self.words[_FIELD[name]])
 
 
 # ---------------------------------------------------------------- of one tensor

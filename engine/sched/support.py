@@ -82,15 +82,15 @@ class Support:
         return found[:size] if words is None else found[:size].reshape(n, words)
 
     # ------------------------------------------------------------ ops
-    def answer(self, params, tensors):
+    def answer(self, params, nodes):
         """Ask the devices about signatures that are new, then set what the passes have to know of them; valid until
-        the next call or a new buffer type.  tensors: those of the rows of `params`."""
-        n = int(params.fields["n_nodes"])
+        the next call or a new buffer type.  nodes: those of the rows of `params`."""
+        n = len(nodes)
         self._make_room(n)
         new = self.scratch("new", n + 1)
         n_new = find_signatures(params.words, self.memo, self.memo_mask, self.n_signatures, new)
         if n_new:
-            self._ask([tensors[i] for i in new[:n_new].tolist()])
+            self._ask([nodes[i] for i in new[:n_new].tolist()])
         params.set(table=TABLE.words, buft_of=self.buft_of, reads=self.reads, homes=self.homes, support=self.support,
                     offload=self.offload, snapshot=self.snapshot, buft_ids=self._buft_ids_array,
                     n_backends=len(self.backends), n_bufts=len(self.bufts), n_instances=self.n_instances,
