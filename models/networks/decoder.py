@@ -15,7 +15,7 @@ from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks import context_shift, saved_state
 from ggjit.models.networks import decoder_graph as graphs
-from ggjit.models.networks.kv_cells import KVCells
+from ggjit.models.networks.kv_cells import KVCells, whole_pages
 from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.memory import MemoryTerm, terms_of_leaves
 from ggjit.models.networks.network import Network
@@ -172,7 +172,8 @@ class Decoder(Network):
     def largest_graph(self, all_logits=False):
         """A full batch that ends at the last cache row: what the compute arena is made for."""
         n = min(self.n_batch, self.n_ctx)
-        return self.graph(n, self.cells.most, n if all_logits else min(n, self.n_seqs))
+        n_kv = min(self.cells.most, whole_pages(self.n_ctx)) if self.cells.paged else self.cells.most
+        return self.graph(n, n_kv, n if all_logits else min(n, self.n_seqs))
 
     def _common_shapes(self):
         """Decode, a short and a long prompt."""

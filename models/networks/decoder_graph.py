@@ -135,12 +135,13 @@ def mask_values(m):
     """{window: array}: what a mask holds by distance; that of position p begins at n_ctx - 1 - p."""
     bias = m.description.alibi()
     with oom_guard(f"the masks of a context of {m.n_ctx} (less with a smaller n_ctx)"):
-        return {window: seen(m, window or m.n_ctx, bias) for window in m.description.windows}
+        n_more = m.n_cells - m.n_ctx + PAGE         # masks may be wider than the context
+        return {window: seen(m, window or m.n_ctx, bias, n_more) for window in m.description.windows}
 
 
-def seen(m, window, bias):
+def seen(m, window, bias, n_more=0):
     """What one mask holds: of the keys from window - 1 positions before the token to its own, 0 or ALiBi's bias."""
-    values = np.full(2 * m.n_ctx + max(m.n_cells - m.n_ctx, 0) + PAGE, -np.inf, _mask_dtype(m))
+    values = np.full(2 * m.n_ctx + n_more, -np.inf, _mask_dtype(m))
     n = min(window, m.n_ctx)
     values[m.n_ctx - n:m.n_ctx] = np.arange(1 - n, 1) if bias else 0
     return values

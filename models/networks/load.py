@@ -3,6 +3,7 @@ import os
 import pathlib
 
 from ggjit.core.arguments import typed_call
+from ggjit.models.convert import convert
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.decoder import Decoder
@@ -11,6 +12,7 @@ from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.moonshine import Moonshine
 from ggjit.models.networks.t5 import T5
 from ggjit.models.networks.whisper import Whisper
+from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 
 EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
@@ -79,3 +81,14 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     if validate:
         file.validate()
     return network_of(file, options)
+
+
+def _loader_rules(path):
+    """The errors of load_model for a file, of which header and sizes alone are read, and those of its tokenizer."""
+    file = GGUFFile(path)
+    network_of(file, LoadOptions("NULL")).free()
+    if "tokenizer.ggml.model" in file.metadata:
+        Tokenizer.from_gguf(file)
+
+
+convert.loader_rules = _loader_rules

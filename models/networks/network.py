@@ -13,6 +13,7 @@ from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import FIND_BROKEN, BrokenValues
 from ggjit.models.files.adapter import adapters_of
+from ggjit.models.files.gguf import StringArray
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks.device_map import DeviceMap
 from ggjit.models.networks.hooks import Hooks
@@ -354,7 +355,7 @@ class Network(Inside):
     def _check_vocabulary(self):
         """`vocab_size` is the number of rows of the embedding; there are not more words than rows."""
         size = self.file.arch_get("vocab_size", self.n_vocab, int)
-        words = self.file.metadata.get("tokenizer.ggml.tokens", ())
+        words = self.file.get("tokenizer.ggml.tokens", (), StringArray)
         if size != self.n_vocab or len(words) > self.n_vocab:
             raise ModelError(f"{self.file.path}: {self.file.arch}.vocab_size = {size} and {len(words)} words, but "
                              f"token_embd.weight has {self.n_vocab} rows; convert the model again")
