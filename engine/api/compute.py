@@ -66,7 +66,7 @@ def _run(backend, graph, outputs):
     plan = None
     if type(backend).graph_plan_create is not Backend.graph_plan_create:
         plan = backend.graph_plan_create(graph)
-    if isinstance(plan, Plan):
+    if isinstance(plan, Plan) and not plan.graph.placed:
         plan.compute()
         return RunResults.of(plan), plan.numpy
     if isinstance(plan, ScheduledPlan):                 # its memory is the scheduler's: results are kept as copies
@@ -79,6 +79,7 @@ def _run(backend, graph, outputs):
     else:
         try:
             backend.graph_plan_compute(plan)
+            backend.synchronize()
         finally:
             backend.graph_plan_free(plan)
     backend.synchronize()

@@ -89,28 +89,22 @@ def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=N
     if order == "memory":
         ordered = graph.in_order(reorder(request, in_place=in_place_table(planner != "ggml-2023")))
         request, options, _ = asked_for(ordered, [buft], planner, time_limit)
+    now = request.snapshot()[0] if compared else None       # the table as it is, for `saving`
     plan = plan_graph(request, options)
     report = report_of(ordered, plan, kinds, title)
     if compared:
-        report.find_saving = _Compared(request.snapshot()[0], planner, time_limit, plan)
+        report.find_saving = functools.partial(_saving, now, planner, time_limit, plan)
     if what_if:
         report.what_if = rows(what_if, plan, ordered, buft, request, options, repacked)
     report._pareto = functools.partial(pareto, graph, target=buft)
     return report
 
 
-class _Compared:
-    """`report.saving`, planned when it is asked for, of the table as it was."""
-
-    def __init__(self, request, planner, time_limit, plan):
-        self.request, self.planner, self.time_limit, self.plan = request, planner, time_limit, plan
-
-    def __call__(self):
-        best = self.planner == "best"
-        return saving("ggml" if best else self.planner, self._planned, self.plan if best else None)
-
-    def _planned(self, planner):
-        return plan_graph(self.request, options_for(None, planner, self.time_limit))
+def _saving(request, planner, time_limit, plan):
+    """`report.saving` of a request whose table does not change any more; plan: the report's own."""
+    best = planner == "best"
+    return saving("ggml" if best else planner, lambda name: plan_graph(request, options_for(None, name, time_limit)),
+                  plan if best else None)
 
 
 def report_of(graph, plan, kinds=None, title=""):

@@ -13,6 +13,7 @@ from ggjit.core.html_repr import HtmlRepr, drawing_of
 from ggjit.core.other_names import of_a_graph
 from ggjit.core.row_sizes import nbytes_of
 from ggjit.core.table import TABLE
+from ggjit.graphs.placed import PlacedRun
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
@@ -100,11 +101,12 @@ class Graph(HtmlRepr):
         for ctx in self._contexts:
             ctx._check()
 
-    def _for_plan(self):
-        """The graph without the plans it keeps: a plan refers to this, or the two would hold each other."""
-        graph = object.__new__(type(self))
-        graph.__dict__.update(self.__dict__, plans=None)
-        return graph
+    def _given_to(self, backend, placement=None):
+        """The PlacedRun by which a backend that looks for places at the tensors runs this graph."""
+        placement = placement or self.placement
+        run = self.plans.get(backend, lambda run: placement, lambda: PlacedRun(backend, self, placement))
+        run.bind()
+        return run
 
     @functools.cached_property
     def key(self):

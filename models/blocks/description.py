@@ -112,6 +112,10 @@ class Scope:
         """The cache rows of these tokens."""
         return self.leaf[rows_name(window)]
 
+    def pages(self, window):
+        """The page tables of these tokens, or None: rows are looked at as they lie in the cache."""
+        return self.leaf.get(pages_name(window))
+
     @property
     def n_each(self):
         """Tokens of each text."""
@@ -138,6 +142,10 @@ def mask_name(window):
 
 def rows_name(window):
     return f"rows_{window}" if window else "rows"
+
+
+def pages_name(window):
+    return f"pages_{window}" if window else "pages"
 
 
 def linear(weights, x):

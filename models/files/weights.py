@@ -33,7 +33,12 @@ class Weights(collections.abc.Mapping):
         self.device, self.repacked = device, {}         # id -> leaf in CPU_REPACK, or measured as if it were
         self.used = set()                               # names of the file's tensors that were handed out
         self.adapters = []
-        self._leaves, self._moved = {}, []
+        self._leaves, self.moved, self.repack_buffers = {}, [], []     # buffers of leaves that lie elsewhere
+
+    @property
+    def copies(self):
+        """Buffers of the leaves that do not lie in the file."""
+        return [*self.moved, *self.repack_buffers]
 
     def __getitem__(self, name):
         """The leaf of that name.  Errors: KeyError that names the nearest."""
@@ -110,7 +115,7 @@ class Weights(collections.abc.Mapping):
         raw = {t.id: t.buffer.host_bytes(t.offs, t.nbytes) for t in leaves}
         with work(f"loading weights into {buft.name}", len(leaves)) as step:
             for buf, tensors in move_tensors([(buft, leaves)]):
-                self._moved.append(buf)
+                self.moved.append(buf)
                 buf.set_usage(USAGE_WEIGHTS)
                 for t in tensors:
                     buf.set_tensor(t, raw[t.id])
@@ -125,7 +130,7 @@ class Weights(collections.abc.Mapping):
             raise TypeMismatch(f"{self.file.path}: {wrong.name!r} is {wrong.type!r}, only F32 weights can be trained "
                                f"themselves; train an adapter beside them, or convert the model to F32")
         self.move(lambda name: True, self.device.buffer_type())
-        for buf in self._moved:
+        for buf in self.moved:
             buf.read_only = False
         for t in self._leaves.values():
             set_param(t)
@@ -142,6 +147,7 @@ class Weights(collections.abc.Mapping):
         if buft is None or not self.repacked:
             return
         buffer = buft.alloc_buffer(self.repacked_nbytes)
+        self.repack_buffers.append(buffer)
         buffer.set_usage(USAGE_WEIGHTS)
         starts = itertools.accumulate((_aligned(t) for t in self.repacked.values()), initial=0)
         todo = [(t, at, t.buffer.host_bytes(t.offs, t.nbytes))
@@ -165,7 +171,7 @@ class Weights(collections.abc.Mapping):
     def free(self):
         self._leaves.clear()
         self.ctx.free()
-        for buf in (*self._moved, *self.buffers):
+        for buf in (*self.moved, *self.buffers):
             buf.free()
 
 

@@ -21,12 +21,22 @@ import numpy as np
 import ggjit as gg
 from ggjit.alloc.report import mib
 from ggjit.core.arguments import typed_call
+from ggjit.core.process_memory import give_back_heap, resident_now
 from ggjit.models.core.checks import integer, is_path, number, read_text
 from ggjit.models.core.other_options import FINETUNING, takes_other_names
 from ggjit.models.files.adapter import new_adapter, targets_of
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import refuse_existing
 from ggjit.models.networks.load import ARCHITECTURES, EMBEDDED, load_model
+from ggjit.models.networks.memory import (
+    Growth,
+    MemoryUse,
+    process_term,
+    term_of,
+    terms_of_buffers,
+    terms_of_leaves,
+    unique_memory,
+)
 from ggjit.models.networks.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
 from ggjit.train import checkpoint as checkpoints
@@ -163,6 +173,7 @@ class Finetuning:
 
     def __init__(self, model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr, batch, seed, n_threads,
                  checkpoint, callback):
+        self._before = resident_now()
         epochs = integer("epochs", epochs, 1, 1 << 31)
         steps = math.inf if steps is None else integer("steps", steps, 1, 1 << 62)
         batch, n_ctx = integer("batch", batch, 1, 1 << 20), integer("n_ctx", n_ctx, 2, 1 << 31)
@@ -187,7 +198,9 @@ class Finetuning:
                 model, n_threads=n_threads, n_ctx=n_ctx, reserve=False, repack=False, lora=[self.adapter]))
             if not hasattr(m, "decode"):
                 raise NotSupported(f"finetune: {m.file.arch} models predict no next token; use a decoder")
-            loss = TokenLoss(m, n_ctx)
+            self._grown = Growth()
+            self._grown.__enter__()
+            self._loss = loss = TokenLoss(m, n_ctx)
             data = Dataset(list(loss.rows(read_ids(data, m))))
             if len(data) < batch:
                 raise ParamError(f"finetune: {len(data)} rows of {n_ctx} tokens do not fill a batch of {batch}; use a "
@@ -204,6 +217,10 @@ class Finetuning:
                      "alpha": alpha}
             self.loop = TrainingLoop(training, data, data.first(0), seed, checkpoint, callback, about)
             self.n_steps = min(epochs * (len(data) // batch), steps)
+            gc.collect()
+            give_back_heap()                # planning a training makes and drops much
+            self._grown.__exit__()
+            self._grown.known(sum(term.anonymous for term in self._kept_terms()))
             self._close = stack.pop_all().close
 
     def run(self, out, progress=True):
@@ -218,6 +235,19 @@ class Finetuning:
                 if self.loop.n_steps and all(np.isfinite(t.numpy()).all() for t in self.loop.training.params):
                     self.adapter.save(out)
         return self.loop.history
+
+    def memory(self):
+        """A MemoryUse of the training, as `m.memory()` is one of a model; `.filled()`: what it will take."""
+        memory = self.network.memory()
+        inputs = term_of("inputs", unique_memory([b._arena for b in self._loss.ctx.buffers if b._arena is not None]))
+        return MemoryUse([*memory.rows[:-1], *self._kept_terms(), inputs, self._grown.term("code"),
+                          process_term(self._before)], memory.process, memory.title)
+
+    def _kept_terms(self):
+        training = self.loop.training
+        leaves = [*training.sums, *(t for own in training.states for t in own)]
+        arena = [b for chunks in training.runs.allocator._memory.chunks for b in chunks]
+        return [*terms_of_leaves("gradients and moments", leaves), *terms_of_buffers("compute", arena)]
 
     def close(self):
         self._close()

@@ -191,7 +191,7 @@ class Inside:
     def _read_whole(self, ids, names):
         """All tokens through the network, from an empty text."""
         if not self.CAUSAL:
-            self.embed_ids(ids)
+            self._pooled(ids)
         elif "logits" in names:
             self.logits(ids)
         else:

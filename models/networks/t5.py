@@ -28,11 +28,15 @@ class T5(Decoder):
     """`m.encode(text)`, then `m.decode(ids)`; `m.generate(text)` does both.  One text at a time."""
 
     N_SEQS = 1
+    SEES = False
 
     def __init__(self, file, options=None):
         if options is not None and options.n_seqs not in (None, 1):
             raise ParamError(f"n_seqs = {options.n_seqs}: {file.arch} models write one text at a time; leave n_seqs "
                              f"out")
+        if options is not None and options.pooling not in (None, "none"):
+            raise ParamError(f"pooling = {options.pooling!r}: {file.arch} models write texts; take m.encode(text), or "
+                             f"a t5encoder file, for vectors")
         super().__init__(file, options)
 
     # ------------------------------------------------------------ loading
@@ -111,12 +115,12 @@ class T5(Decoder):
         return max(graphs, key=lambda graph: self._allocator.plan(graph).peak)
 
     # ------------------------------------------------------------ the decoder
-    def _inputs(self, n_tokens, n_kv, n_out, n_seqs):
-        inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs)
+    def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
+        inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
         return inputs | {"buckets": np.zeros(inputs["mask"].size, np.int32)}
 
-    def _fill(self, inputs, runs, state_rows):
-        super()._fill(inputs, runs, state_rows)
+    def _fill(self, inputs, runs, state_rows, n_tables=0):
+        super()._fill(inputs, runs, state_rows, n_tables)
         (text, ids), = runs
         n, past = len(ids), len(text.ids)
         buckets = inputs["buckets"].reshape(n, -1)

@@ -58,6 +58,11 @@ class Generation:
         self._pieces = collections.deque()  # asked for by `text`, not yet by the iteration
         self._steps = Generation._run(weakref.proxy(self))      # held weakly: no cycle that keeps the model
 
+    @property
+    def _text_ids(self):
+        """Tokens of the prompt, less those of pictures."""
+        return [id for id in self.prompt_ids if id < self.model.n_vocab]
+
     def __iter__(self):
         return self
 
@@ -90,7 +95,7 @@ class Generation:
     def _repr_html_(self):
         """The whole text, each token coloured by its probability, alternatives on hover."""
         whole = self.text and self.tokens
-        return tokens_html(whole, self.model.detokenize(self.prompt_ids))
+        return tokens_html(whole, self.model.detokenize(self._text_ids))
 
     def __next__(self):
         piece = self._pieces.popleft() if self._pieces else self._next_piece()
@@ -139,7 +144,7 @@ class Generation:
         t0 = time.perf_counter()
         logits = yield self.prompt_ids
         stats["prefill_tokens_per_second"] = len(self.prompt_ids) / (time.perf_counter() - t0)
-        answer.sampler.accept(self.prompt_ids)
+        answer.sampler.accept(self._text_ids)
         decode_seconds = 0.0
         while not answer.stop_reason:
             piece = answer.take(logits)

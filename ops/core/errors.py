@@ -72,6 +72,10 @@ class MissingExtra(GgjitError, ImportError):
     """An optional package is not installed; the message names the pip extra."""
 
 
+class QueueFull(GgjitError, RuntimeError):
+    """No more sequences may wait for a running batch."""
+
+
 class Cancelled(GgjitError, RuntimeError):
     """A computation stopped by an abort callback; its outputs are invalid."""
 

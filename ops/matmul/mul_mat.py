@@ -35,9 +35,10 @@ from ggjit.ops.native import isa
 Q4_1, Q5_1, Q4_K, Q8_1, Q8_K = (BY_NAME[name] for name in ("q4_1", "q5_1", "q4_K", "q8_1", "q8_K"))
 COLUMN_TYPES = (F32, F16, BF16)
 WITH_MINS = (Q4_1, Q5_1)                # their partner is Q8_1
-MAX_DOT_COLUMNS = {"avx512": 12, "avx2": 8, "generic": 16}[isa.ISA]            # of 16-bit floats: a tile unpacks them
-MAX_DOT_COLUMNS_IN_PLACE = {"avx512": 6, "avx2": 6, "generic": 16}[isa.ISA]     # of float32
+MAX_DOT_COLUMNS = {"avx512": 12, "avx2": 8, "neon": 8, "generic": 16}[isa.ISA]      # of 16-bit floats
+MAX_DOT_COLUMNS_IN_PLACE = {"avx512": 6, "avx2": 6, "neon": 6, "generic": 16}[isa.ISA]     # of float32
 MAX_DOT_COLUMNS_UNPACKED = 12 if isa.ISA == "avx2" else 8       # of quantised types whose tile is the float one
+APART_COLUMNS = 4                       # of a tile whose columns are summed as one alone
 L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
 CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
 SHARED_PANEL_NBYTES = 4 << 20
@@ -173,11 +174,13 @@ def dot_shape(type, k, m, n, exact=False):
             return DotShape(4, 1, 1)                            # no stream from memory: share loads and lane sums
         rows, prefetch = choices.tile(type)
         if type.quantized:
-            return DotShape(rows, 1, 4, prefetch)
-        return DotShape(max(rows, 4 if column_nbytes > L1_NBYTES else 1), 1, 2, prefetch)
+            return DotShape(rows, 1, dot.unroll, prefetch)
+        return DotShape(max(rows, 4 if column_nbytes > L1_NBYTES else 1), 1, dot.unroll, prefetch)
+    if choices.are_apart():             # sums of one unroll are the same in tiles of any height and width
+        return DotShape(1, min(n, APART_COLUMNS), dot_shape(type, k, m, 1, exact).unroll)
     if n == 2 and 2 * column_nbytes <= L1_NBYTES:
         rows = choices.rule(type).rows                              # F32 [2048 x 2048], Intel Xeon: 8 rows 1.2 x 1 row
-        return DotShape(1, 2, 4) if rows == 1 else DotShape(rows, 2, 1)
+        return DotShape(1, 2, min(4, 2 * dot.unroll)) if rows == 1 else DotShape(rows, 2, 1)
     wide = isa.ISA == "avx512"
     most = 8 if wide and not type.quantized else 4              # columns of a tile: 4 would convert rows of F16 twice
     cols = -(-n // -(-n // most))                               # of equal parts: 9 columns are 5 + 4, not 8 + 1
@@ -235,7 +238,7 @@ def kernel(t, n_threads):
         return None
     if t.op_params[1] == HINT_SRC0_IS_HADAMARD:
         return Kernel("mul_mat-hadamard", hadamard.make_kernel, cost=float(np.prod(b.ne)))
-    if b.ne[1] <= max_dot_columns(a.type, exact_columns(t)):
+    if choices.are_apart() or b.ne[1] <= max_dot_columns(a.type, exact_columns(t)):
         return _dot_kernel(t, n_threads)
     return _short_kernel(t) if mul_mat_short.fits(a, b) else _tile_kernel(t, n_threads)
 
