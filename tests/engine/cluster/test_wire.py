@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.clusters import workers
 from helpers.device_contract import floats, on
+from helpers.timing import HANGS
 
 import ggjit as gg
 from ggjit.cluster import protocol, stream, wire
@@ -202,7 +203,7 @@ def test_too_many_connections_are_ended_and_others_served(monkeypatch):
             while third.recv(1 << 16):
                 pass
         assert cluster.devices[0].memory()
-        deadline = time.monotonic() + 10        # the second one has left, and there is room
+        deadline = time.monotonic() + HANGS        # the second one has left, and there is room
         while True:
             try:
                 gg.cluster.connect(cluster.devices[0].address).close()
