@@ -1,4 +1,4 @@
-"""Looking inside a network and changing what it computes: functions of a Network `m`, most of them its methods.
+"""Looking inside a network and changing what it computes.  Functions of `self` are methods of Network.
 
     m.names("blk.3.*")                                          what there is
     m.capture(["embd", "blk.*.l_out"], "a text")                {name: values of every token}
@@ -84,7 +84,7 @@ def matched(specs, patterns, arch):
 
 
 # ---------------------------------------------------------------- names
-def names(m, pattern="*"):
+def names(self, pattern="*"):
     """The named tensors of a step that match `pattern`: name, op, shape, and the backend its layer lies on.
 
         m.names("blk.0.*")
@@ -100,7 +100,7 @@ def names(m, pattern="*"):
 
     Errors: ParamError where nothing matches, with the nearest name.
     """
-    return Names(_matched(m, pattern).values())
+    return Names(_matched(self, pattern).values())
 
 
 def _matched(m, patterns):
@@ -127,12 +127,12 @@ def _specs(m):
     return hooks.specs
 
 
-def named_in(m, shapes):
+def named_in(self, shapes):
     """[{name: tensor}, ...] of the graphs of these shapes."""
-    return [named_nodes(m._built(shape)[2]) for shape in shapes]
+    return [named_nodes(self._built(shape)[2]) for shape in shapes]
 
 
-def spec_of(m, name, tensors):
+def spec_of(self, name, tensors):
     """tensors: of one token, of two, of one that looks at two cache rows."""
     t, sizes = tensors[0], np.array([x.shape for x in tensors])
     steps = np.zeros((2, len(t.shape)), int)
@@ -146,7 +146,7 @@ def spec_of(m, name, tensors):
     tokens, keys = np.flatnonzero(steps[0]).tolist(), np.flatnonzero(steps[1]).tolist()
     token_axis, *others = tokens or [None]
     dtype = np.dtype(np.int32 if t.type.dtype.kind == "i" else np.float32)
-    return TensorSpec(name, op_name(t), tuple(shape), _where_of(m, name), token_axis,
+    return TensorSpec(name, op_name(t), tuple(shape), _where_of(self, name), token_axis,
                       ([*keys, *others] or [None])[0], dtype)
 
 
@@ -156,7 +156,7 @@ def _where_of(m, name):
 
 
 # ---------------------------------------------------------------- values
-def capture(m, patterns, prompt, out=None):
+def capture(self, patterns, prompt, out=None):
     """{name: float32 array} of the tensors that match, for every token of `prompt`; the text so far is forgotten.
 
         hidden = m.capture("blk.*.l_out", "a text")["blk.3.l_out"]         # (n_tokens, dim)
@@ -169,13 +169,13 @@ def capture(m, patterns, prompt, out=None):
     Errors: ParamError (nothing matches; a file that exists), OutOfMemory (more than memory and the disk of
     temporary files hold), IndexRangeError.
     """
-    specs = _matched(m, patterns)
-    ids = _ids_of(m, prompt)
-    with m._lock:
-        keeping = _keeping(m, specs, len(ids), len(ids), out)
+    specs = _matched(self, patterns)
+    ids = _ids_of(self, prompt)
+    with self._lock:
+        keeping = _keeping(self, specs, len(ids), len(ids), out)
         try:
-            with _during(m, keeping), contextlib.suppress(BrokenValues):
-                _read_whole(m, ids, specs)
+            with _during(self, keeping), contextlib.suppress(BrokenValues):
+                _read_whole(self, ids, specs)
             for rows in keeping.rows.values():
                 rows.close()
         except BaseException:
@@ -195,7 +195,7 @@ def _read_whole(m, ids, names):
         m.hidden(ids)
 
 
-def capturing(m, patterns, out=None):
+def capturing(self, patterns, out=None):
     """A `with` block that keeps the values of tensors of whatever runs inside, one row per token in the order in
     which they are read.
 
@@ -206,7 +206,7 @@ def capturing(m, patterns, out=None):
     A step gives logits and result_norm for its last token only.  `c` can be read inside the block, too.  Arguments
     and errors as `capture`; once memory does not hold the values, they are in a temporary file, too.
     """
-    return Capturing(m, _matched(m, patterns), out)
+    return Capturing(self, _matched(self, patterns), out)
 
 
 def _keeping(m, specs, n_expected, n_keys, out):
@@ -230,7 +230,7 @@ def _keeping(m, specs, n_expected, n_keys, out):
 
 
 # ---------------------------------------------------------------- other values
-def patch(m, changes):
+def patch(self, changes):
     """A `with` block in which tensors get other values, in prompts and in generated text.
 
         with m.patch({"blk.3.ffn_out": 0, "blk.5.l_out": lambda x: x + direction}):
@@ -251,11 +251,11 @@ def patch(m, changes):
         if not callable(change) and not _is_numbers(change):
             raise TypeMismatch(f"patch of {pattern!r}: expected a function, a number or an array of numbers, got "
                                f"{change!r}")
-        for name in _matched(m, pattern):
+        for name in _matched(self, pattern):
             given.setdefault(name, []).append(change)
     if not given:
         raise ParamError("patch was given nothing to change; m.names() lists what there is")
-    return _during(m, PatchSession(given, not m._hooks.without_flash & given.keys()))
+    return _during(self, PatchSession(given, not self._hooks.without_flash & given.keys()))
 
 
 @contextlib.contextmanager
@@ -291,7 +291,7 @@ def _limit_batches(m):
 
 
 # ---------------------------------------------------------------- pictures
-def attention(m, prompt):
+def attention(self, prompt):
     """AttentionMaps of a text or token ids: which tokens each token looks at, by layer and head.
 
         maps = m.attention("a text")
@@ -299,10 +299,10 @@ def attention(m, prompt):
 
     The text so far is forgotten.  Errors: ParamError, for a model without attention.
     """
-    return pictures.attention_maps(m, _ids_of(m, prompt))
+    return pictures.attention_maps(self, _ids_of(self, prompt))
 
 
-def hidden_states(m, prompt):
+def hidden_states(self, prompt):
     """HiddenStates of a text or token ids: the embeddings, and what every layer gives on.
 
         states = m.hidden_states("a text")
@@ -310,10 +310,10 @@ def hidden_states(m, prompt):
 
     The text so far is forgotten.
     """
-    return pictures.hidden_states(m, _ids_of(m, prompt))
+    return pictures.hidden_states(self, _ids_of(self, prompt))
 
 
-def logit_lens(m, prompt, top=3):
+def logit_lens(self, prompt, top=3):
     """LogitLens of a text or token ids: the `top` likeliest next tokens if the model ended after each layer, which
     is the last norm and the output matrix on what the layer gives on.
 
@@ -321,12 +321,12 @@ def logit_lens(m, prompt, top=3):
 
     The text so far is forgotten.  Errors: NotSupported, for a model without logits.
     """
-    return pictures.logit_lens(m, _ids_of(m, prompt), integer("top", top, 1, m.n_vocab))
+    return pictures.logit_lens(self, _ids_of(self, prompt), integer("top", top, 1, self.n_vocab))
 
 
 def _ids_of(m, prompt):
     """A text, or token ids, as checked ids."""
-    return m._checked_ids(m.tokenize(prompt) if isinstance(prompt, str) else prompt, m.n_ctx)
+    return m._checked_ids(prompt, m.n_ctx)
 
 
 # ---------------------------------------------------------------- plans
