@@ -11,6 +11,7 @@
     bulk.py             many texts, in parts, on the workers of a cluster
     speech_network.py   speech networks: sound is heard, text is written; whisper.py, moonshine.py: two of them
     silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
+    model_table.py      a model at the end of a cell; other_methods.py: methods that other libraries' models have
     strict.py           files with more in them than is used are refused
     evaluate.py         perplexity, KL divergence, importance matrices
     finetune.py         LoRA adapters trained; training.py: the loss as a graph

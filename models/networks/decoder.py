@@ -7,11 +7,13 @@ import math
 import numpy as np
 
 import ggjit as gg
+from ggjit.core.arguments import typed_methods
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
 from ggjit.models.blocks.description import Loader, Scope
 from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
+from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks import context_shift, saved_state
 from ggjit.models.networks import decoder_graph as graphs
@@ -39,6 +41,7 @@ MAX_SEQS = 256                          # texts at once
 MAX_CELLS = 1 << 30
 
 
+@typed_methods
 class Decoder(Network):
     """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`, `m.chat(messages)`."""
     cache_owner = None                  # mark of the Generation whose text is in the cache
@@ -174,6 +177,13 @@ class Decoder(Network):
         n = min(self.n_batch, self.n_ctx)
         n_kv = min(self.cells.most, whole_pages(self.n_ctx)) if self.cells.paged else self.cells.most
         return self.graph(n, n_kv, n if all_logits else min(n, self.n_seqs))
+
+    def _shape_of(self, n_tokens):
+        return n_tokens, self.cells.rounded(n_tokens), 1
+
+    @property
+    def _most_at_once(self):
+        return self.n_batch
 
     def _common_shapes(self):
         """Decode, a short and a long prompt."""
@@ -335,7 +345,8 @@ class Decoder(Network):
 
     # ------------------------------------------------------------ reading
     def decode(self, ids, all_logits=False):
-        """Feed `ids` at the next positions; logits after the last one (n_vocab,), or after each (n, n_vocab).
+        """Feed `ids`, or a text, at the next positions; logits after the last one (n_vocab,), or after each (n,
+        n_vocab).
 
         An interrupted call leaves the text as it was before.  Errors: ParamError when the context is full,
         IndexRangeError for ids outside the vocabulary.
@@ -463,7 +474,8 @@ class Decoder(Network):
 
     # ------------------------------------------------------------ results
     def hidden(self, ids):
-        """(n, dim) float32: what the last norm makes of every one of `ids`, from position 0; the text so far is
+        """(n, dim) float32: what the last norm makes of every one of `ids`, or of a text's tokens, from
+        position 0; the text so far is
         forgotten.
 
         Errors: ParamError for weights that are NaN, IndexRangeError for ids outside the vocabulary.
@@ -502,7 +514,8 @@ class Decoder(Network):
             return self._finite(self._fed(ids, False, hidden=RANK)[-1], "the text's scores")
 
     def logits(self, ids):
-        """(n, n_vocab) float32: logits after every one of `ids`, from position 0; the text so far is forgotten.
+        """(n, n_vocab) float32: logits after every one of `ids`, or of a text's tokens, from position 0; the text so
+        far is forgotten.
 
         Errors: ParamError for weights that are NaN, IndexRangeError for ids outside the vocabulary.
         """
@@ -511,6 +524,7 @@ class Decoder(Network):
             self.reset()
             return self._finite(self.decode(ids, all_logits=True), "the logits")
 
+    @takes_other_names(GENERATION)
     def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, images=(), **options):
         """Iterator over pieces of text that continue `prompt`; `.stats` afterwards, with "stop_reason".
 
@@ -549,8 +563,7 @@ class Decoder(Network):
         many = is_many(texts)
         if not isinstance(texts, str | list | tuple) or not len(texts):
             raise ParamError("score takes a text that is not empty, or a list of texts or token ids with at least one")
-        all_ids = [self._checked_ids(self.tokenize(x) if isinstance(x, str) else x, self.n_ctx)
-                   for x in (texts if many else [texts])]
+        all_ids = [self._checked_ids(x, self.n_ctx) for x in (texts if many else [texts])]
         scored = [self._scored(ids, n_alternatives) for ids in all_ids]
         return scored if many else scored[0]
 
@@ -580,6 +593,7 @@ class Decoder(Network):
         bos = [self.tokenizer.bos_id] if self.tokenizer.add_bos else []
         return prompt._replace(ids=ids if ids[:1] == bos else bos + ids)
 
+    @takes_other_names(GENERATION)
     def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
         """Iterator over the pieces of the answer to a conversation, as `generate` gives them.
 

@@ -5,7 +5,6 @@ rows are looked at (rounded up, the mask hides the rest), how many logit rows ar
 and the masks are inputs; attention layers with windows share a mask per window.  A batch holds tokens of one text or of
 several (networks/kv_cells.py).
 """
-import warnings
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from ggjit.models.core.checks import integer
 from ggjit.models.networks.kv_cells import PAGE
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.host_memory import empty, oom_guard
+from ggjit.ops.core.user_warnings import warn
 from ggjit.tensors.context import Context
 
 DEFAULT_N_CTX = 4096
@@ -52,9 +52,8 @@ def check_positions(m):
                          f"got {m.n_ctx}")
     if about.windows and not m.rope_changes:
         times = m.n_ctx / m.n_ctx_train
-        warnings.warn(f"{path} was trained for contexts of {m.n_ctx_train} tokens, not of {m.n_ctx}: what "
-                      f"comes later may be poor (rope_scaling=\"yarn\", rope_scale={min(times, 1e6):g} may help)",
-                      stacklevel=2)
+        warn(f"{path} was trained for contexts of {m.n_ctx_train} tokens, not of {m.n_ctx}: what "
+             f"comes later may be poor (rope_scaling=\"yarn\", rope_scale={min(times, 1e6):g} may help)")
 
 
 # ---------------------------------------------------------------- loading

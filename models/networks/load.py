@@ -4,6 +4,7 @@ import pathlib
 
 from ggjit.core.arguments import typed_call
 from ggjit.models.convert import convert
+from ggjit.models.core.other_options import LOADING, takes_other_names
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.decoder import Decoder
@@ -38,6 +39,7 @@ def network_of(file, options):
     return network(file, options)
 
 
+@takes_other_names(LOADING)
 @typed_call
 def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, strict=True,
                validate=False, lora=(), devices=None, vision=None, **options):

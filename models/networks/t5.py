@@ -12,6 +12,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.models.blocks.description import WHOLE, Loader, Scope
 from ggjit.models.blocks.hparams import HParams
+from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.families.t5 import encoder
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import relative_buckets
@@ -74,7 +75,7 @@ class T5(Decoder):
         the vocabulary.
         """
         with self._lock:
-            ids = self._checked_ids(self.tokenize(text) if isinstance(text, str) else text, self.n_ctx)
+            ids = self._checked_ids(text, self.n_ctx)
             self.reset()
             self._say_encoded(0)
             with self._hooks.none_wanted():
@@ -135,6 +136,7 @@ class T5(Decoder):
         super().load_state(state)
         self._n_encoded = None
 
+    @takes_other_names(GENERATION)
     def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
         """Iterator over pieces of the text that the decoder writes about `prompt`, which the encoder reads.
 

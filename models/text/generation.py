@@ -29,7 +29,7 @@ class Generation:
 
     def __init__(self, model, prompt, n_predict=64, stop=(), ignore_eos=False, grammar=None, json_schema=None,
                  grammar_triggers=None, cache_prompt=True, context_shift=False, n_keep=0, logprobs=None, **sampling):
-        known_options("generate", sampling, (*OPTIONS, "stop", "ignore_eos", "grammar", "json_schema",
+        known_options("generate", sampling, ("n_predict", *OPTIONS, "stop", "ignore_eos", "grammar", "json_schema",
                                              "grammar_triggers", "cache_prompt", "context_shift", "n_keep", "logprobs"))
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
@@ -42,7 +42,9 @@ class Generation:
         sampler = Sampler(model.tokenizer, matcher(model.tokenizer, grammar, json_schema, grammar_triggers),
                           **sampling)
         self.answer = Answer(model.tokenizer, sampler, n_predict, stop, logprobs)
-        self.prompt_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        self.prompt_ids = model._ids_of_text(prompt) if isinstance(prompt, str) else list(prompt)
+        if not self.prompt_ids:
+            raise ParamError("generate: the prompt has no tokens; give a text or at least one id")
         if len(self.prompt_ids) > model.n_ctx:
             raise ParamError(f"the prompt has {len(self.prompt_ids)} tokens, the context {model.n_ctx}; shorten it or "
                              f"load the model with a larger n_ctx")
@@ -162,5 +164,7 @@ class Generation:
                 stats["decode_tokens_per_second"] = len(answer.tokens) / decode_seconds
         rest = answer.finish()
         stats["text"], stats["stop_reason"] = answer.text, answer.stop_reason
+        self.model.last_speed = {"prompt": stats["prefill_tokens_per_second"],
+                                 "decode": stats["decode_tokens_per_second"]}
         if rest:
             yield rest
