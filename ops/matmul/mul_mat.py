@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from ggjit.ops.core.builders import looks_further
+from ggjit.ops.core.builders import writes_in_c
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis
@@ -90,7 +90,7 @@ def _is_product(name, t):
         raise TypeMismatch(f"{name}: expected the result of mul_mat, got {describe(t)}")
 
 
-@looks_further
+@writes_in_c
 def mul_mat_set_prec(a: Tensor, prec: int):
     """The product `a` with precision `prec` (PREC_DEFAULT 0 or PREC_F32 10) noted in parameter 0.
 
@@ -104,7 +104,7 @@ def mul_mat_set_prec(a: Tensor, prec: int):
     return a.ctx.node(OP.MUL_MAT, F32, a.ne, a.src, (int(prec), int(a.op_params[1])), ndim=a.ndim)
 
 
-@looks_further
+@writes_in_c
 def mul_mat_set_hint(a: Tensor, hint: int):
     """The product `a` with a hint about its left side in parameter 1: 0 none, 1 it is a Hadamard matrix.
 
