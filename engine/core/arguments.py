@@ -1,7 +1,9 @@
 """Checks of arguments: a TypeMismatch that names the argument, before any state changes."""
+import decimal
 import difflib
 import functools
 import inspect
+import re
 from typing import get_args
 
 import numpy as np
@@ -17,6 +19,23 @@ def buffer_size(value):
     if size < 0:
         raise ParamError(f"buffer size must not be negative, got {size}")
     return size
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def nbytes_of(value, what):
+    """A number of bytes: a whole number, or a text such as "1500000000", "8G", "512 MB" or "8GiB"; a k is 1000, a Ki is
+    1024.  Errors: ParamError, TypeMismatch."""
+    if not isinstance(value, str):
+        n = whole(value, what)
+    else:
+        found = _SIZE.fullmatch(value.strip())
+        n = int(decimal.Decimal(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")) if \
+            found is not None and (found[2] or not found[3]) else 0
+    if n < 1:
+        raise ParamError(f"{what}: {value!r}: a size is a number of bytes, such as 500M, 1.5G or 800MiB")
+    return n
 
 
 def expect(value, kind, what):
