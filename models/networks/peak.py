@@ -81,7 +81,7 @@ class ShapeFile:
         return value
 
 
-def _file(model):
+def model_file(model):
     if isinstance(model, ShapeFile):
         return model
     model = EMBEDDED if model is None else model
@@ -106,25 +106,20 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
     compute arena is that of load_model, which has planner "ggml".
 
     devices: {name: bytes} of GPUs that need not be here, such as {"GPU0": "24G", "GPU1": "16GiB"}; n_gpu_layers (-1:
-    all), cpu_moe, override_tensor: what lies there, as load_model.  `.memory.devices` is then each one's share, computed
-    by a Scheduler on NULL devices of these sizes; layers are divided by size, as llama.cpp does.
+    all), cpu_moe, override_tensor: what lies there, as load_model.  `.memory.devices` is then each one's share, by a
+    Scheduler on NULL devices of these sizes; layers are divided by size, as llama.cpp does.
     Errors: OutOfMemory where a share does not fit its device.
     """
     t0 = time.perf_counter()
-    gpus = null_devices(devices)
-    options = LoadOptions(backend=NullDevice("host", host=True).init_backend() if gpus else "NULL", strict=strict,
-                          repack=repack, n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type, lora=lora,
-                          gpus=gpus, n_gpu_layers=-1 if gpus and n_gpu_layers is None else n_gpu_layers,
-                          cpu_moe=cpu_moe, override_tensor=override_tensor, reserve=False)
-    if not gpus and n_gpu_layers:
-        raise ParamError("n_gpu_layers: say which devices there are, devices={\"GPU0\": \"24G\"}")
-    with network_of(_file(model), options) as m:
+    with null_network(model_file(model), devices, n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type,
+                      repack=repack, strict=strict, lora=lora, n_gpu_layers=n_gpu_layers, cpu_moe=cpu_moe,
+                      override_tensor=override_tensor) as m:
         graph = m.largest_graph(all_logits)
         report = measured(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path),
                           what_if=checked(what_if), compared=True, repacked=m.weights.repacked)
         work = kernel_work_nbytes(graph, n_threads, m.weights.repacked)
         n_logits = 0 if not m.CAUSAL else m.n_ctx if all_logits else 1
-        report.memory = MemoryUse(expected(m, graph, _arenas(m, graph, report), work, n_logits, resident_now()),
+        report.memory = MemoryUse(expected(m, graph, arenas(m, graph, report), work, n_logits, resident_now()),
                                   process_memory(), str(m.file.path))
         repacked = m.weights.repacked_nbytes
         report.kinds = {"weights": m.weights.nbytes - repacked, "repacked weights": repacked,
@@ -132,6 +127,17 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
                         "kernel work": work}
     report.total_seconds = time.perf_counter() - t0
     return report
+
+
+def null_network(file, devices=(), n_gpu_layers=None, **options):
+    """The network of an opened file on NULL devices.  devices, n_gpu_layers: as model_peak; options: of LoadOptions."""
+    gpus = null_devices(devices)
+    if not gpus and n_gpu_layers:
+        raise ParamError("n_gpu_layers: say which devices there are, devices={\"GPU0\": \"24G\"}")
+    if gpus:
+        options |= {"gpus": gpus, "n_gpu_layers": -1 if n_gpu_layers is None else n_gpu_layers}
+    host = NullDevice("host", host=True).init_backend() if gpus else "NULL"
+    return network_of(file, LoadOptions(backend=host, reserve=False, **options))
 
 
 def null_devices(sizes):
@@ -142,13 +148,13 @@ def null_devices(sizes):
                  for name, size in dict(sizes).items())
 
 
-def _arenas(m, graph, report):
+def arenas(m, graph, report=None):
     """{device or None for the host: bytes of the arena that load_model makes there}"""
     if m.scheduler is not None:
         m.scheduler.reserve(graph)
         sizes = {b: m.scheduler.buffer_size(b) for b in m.scheduler.backends}
         return {None if b is m.backend else b.device.name: n for b, n in sizes.items()}
-    return {None: report.peak if report.planner == "ggml" else m._allocator.plan(graph).peak}
+    return {None: report.peak if report is not None and report.planner == "ggml" else m._allocator.plan(graph).peak}
 
 
 def what_if(model, n_ctx=(None,), n_batch=(128, 512), flash=(False, True), planner=("ggml", "best"), **options):
@@ -170,7 +176,7 @@ def explore_model(model, n_ctx=(None,), n_batch=(1, 128, 512), flash=(False, Tru
     model: as model_peak's.  n_ctx, n_batch, flash, planner: a value each, or several.  options: those of gg.explore.
     Nothing is allocated, no weight is read.  Errors: those of model_peak and gg.explore.
     """
-    file, networks = _file(model), []
+    file, networks = model_file(model), []
 
     def build(n_ctx, n_batch, flash):
         while networks:                             # its graph has been measured

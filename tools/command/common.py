@@ -65,7 +65,7 @@ def value(text):
 # ---------------------------------------------------------------- options
 # short names mean what they mean in llama.cpp; a test holds every command to them
 SHORT_NAMES = {"-m": "--model", "-p": "--prompt", "-n": "--n-predict", "-t": "--threads", "-c": "--n-ctx",
-               "-b": "--n-batch", "-s": "--seed", "-ngl": "--n-gpu-layers"}
+               "-b": "--n-batch", "-s": "--seed", "-ngl": "--n-gpu-layers", "-ot": "--override-tensor"}
 
 
 def add_threads(c, what="(default: the cores this process may use)", default=None):
