@@ -7,25 +7,30 @@ import math
 import numpy as np
 
 import ggjit as gg
+from ggjit.core.arguments import typed_methods
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
 from ggjit.models.blocks.description import Loader, Scope
 from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
+from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks import context_shift, saved_state
 from ggjit.models.networks import decoder_graph as graphs
-from ggjit.models.networks.kv_cells import KVCells
+from ggjit.models.networks.kv_cells import KVCells, whole_pages
 from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.memory import MemoryTerm, expected_in, terms_of_leaves
 from ggjit.models.networks.network import Network
+from ggjit.models.networks.picture_tokens import PictureTokens
 from ggjit.models.networks.pooling import RANK, Pooling
+from ggjit.models.networks.vision import load_vision
 from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
 from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
+from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
 from ggjit.models.text.sampling import OPTIONS
-from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.progress import counted
 from ggjit.ops.core.types import BY_NAME
@@ -36,10 +41,13 @@ MAX_SEQS = 256                          # texts at once
 MAX_CELLS = 1 << 30
 
 
+@typed_methods
 class Decoder(Network):
     """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`, `m.chat(messages)`."""
     cache_owner = None                  # mark of the Generation whose text is in the cache
     N_SEQS = 8                          # texts at once, where n_seqs does not say
+    SEES = True                         # may it have a vision part?
+    vision = pictures = None            # the Vision beside it, and the PictureTokens of what it saw
 
     def __init__(self, file, options=None):
         """options: LoadOptions.  Errors: ParamError."""
@@ -67,11 +75,40 @@ class Decoder(Network):
                              self.description.chunked, self.n_cells, graphs.can_page(self))
         self._load_weights()
         self.pooling = Pooling(hparams, Loader(self.weights, self.n_embd), "none", True, self.options.pooling)
+        if self.options.vision is not None:
+            self._load_vision(self.options.vision)
         graphs.make_cache(self)
         self.reset()
 
     def _load_weights(self):
         graphs.load_weights(self)
+
+    def _load_vision(self, path):
+        if any(getattr(getattr(piece, "rope", None), "sections", None) for piece in self.description.pieces):
+            raise NotSupported(f"{self.file.arch} models tell pictures' positions by three numbers each, which is not "
+                               f"computed here")
+        self.vision, self.pictures = load_vision(path, self), PictureTokens(self.n_vocab)
+        if self.vision.sees_all and self.vision.n_side ** 2 // self.vision.n_merge ** 2 > self.n_batch:
+            raise ParamError(f"n_batch = {self.n_batch}: a picture of {self.vision.file.path} is read at once, and has "
+                             f"{self.vision.n_side ** 2 // self.vision.n_merge ** 2} vectors")
+
+    @property
+    def _end_of_ids(self):
+        return self.n_vocab if self.pictures is None else self.pictures.end
+
+    def encode_image(self, image):
+        """float32 (n, n_embd): what the decoder reads of a picture, all its tiles; load_model(path, vision=mmproj).
+
+        image: a path, the bytes of a file, or an array uint8 (height, width, 3).
+
+            m.encode_image("cat.jpg").shape
+
+        Errors: NotSupported without a vision part; BadFile, ParamError, ShapeError, TypeMismatch for what is no
+        picture.
+        """
+        if self.vision is None:
+            raise NotSupported(f"{self.file.path} sees nothing alone; load_model(path, vision=\"mmproj.gguf\")")
+        return np.concatenate(self.vision.encode(image))
 
     def _reserve(self):
         """For the largest graph, so that the arena never has to move."""
@@ -112,6 +149,8 @@ class Decoder(Network):
     def free(self):
         super().free()
         self.cache_owner = None
+        if self.vision is not None:
+            self.vision.free()
         if hasattr(self, "kv_buffer"):
             self.kv_ctx.free()
             self.kv_buffer.free()
@@ -120,9 +159,9 @@ class Decoder(Network):
     def _build(self, ctx, shape):
         if shape[0] == context_shift.NAME:
             return context_shift.rotation_graph(self, ctx, shape[1:])
-        n_tokens, n_kv, n_out, hidden, n_seqs, n_tables = (*shape, *(False, 1, 0)[len(shape) - 3:])
+        n_tokens, n_kv, n_out, hidden, n_seqs, n_tables, pictures = (*shape, *(False, 1, 0, False)[len(shape) - 3:])
         about = self.description
-        inputs = self._inputs(n_tokens, n_kv, n_out, n_seqs, n_tables)
+        inputs = self._inputs(n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
         g = Scope(leaf, n_tokens, n_kv, about.eps, self._flash, self.cache, n_seqs,
                   whole=self._hooks.wanted is not None)
@@ -132,8 +171,8 @@ class Decoder(Network):
             return inputs, self.pooling.scores(g, x), *g.states
         return inputs, (x if hidden else graphs.logits(self, x)), *g.states
 
-    def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables):
-        return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables)
+    def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures):
+        return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
 
     def _made(self, shape):
         if len(shape) < 6 or shape[0] == context_shift.NAME or shape[5] < 2:
@@ -144,7 +183,15 @@ class Decoder(Network):
     def largest_graph(self, all_logits=False):
         """A full batch that ends at the last cache row: what the compute arena is made for."""
         n = min(self.n_batch, self.n_ctx)
-        return self.graph(n, self.cells.most, n if all_logits else min(n, self.n_seqs))
+        n_kv = min(self.cells.most, whole_pages(self.n_ctx)) if self.cells.paged else self.cells.most
+        return self.graph(n, n_kv, n if all_logits else min(n, self.n_seqs))
+
+    def _shape_of(self, n_tokens):
+        return n_tokens, self.cells.rounded(n_tokens), 1
+
+    @property
+    def _most_at_once(self):
+        return self.n_batch
 
     def _common_shapes(self):
         """Decode, a short and a long prompt."""
@@ -174,7 +221,8 @@ class Decoder(Network):
         n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
         n_tables = self._n_tables(runs)
         shape = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
-        shape += (n_runs if self.recurrent else 1, *([n_tables] if n_tables else ()))
+        pictures = self.vision is not None and any((ids >= self.n_vocab).any() for _, ids in runs)
+        shape += (n_runs if self.recurrent else 1, *([n_tables] if n_tables or pictures else ()), *[True] * pictures)
         step = self._step(shape)
         self._fill(step.inputs, runs, state_rows, n_tables)
         return step
@@ -194,6 +242,9 @@ class Decoder(Network):
             n, past = len(ids), len(text.ids)
             end = at + n
             tokens[at:end] = ids
+            if "picture" in inputs:
+                tokens[at:end][ids >= self.n_vocab] = 0
+                self.pictures.fill(ids, inputs["picture"][at:end], inputs["is_text"][at:end])
             if positions is not None:
                 if n == 1:
                     positions[at] = past
@@ -205,6 +256,9 @@ class Decoder(Network):
                 self.cells.place_pages(inputs, at, text, n, i)
             else:
                 self.cells.place(inputs, at, text, n)
+            if "picture" in inputs and self.vision.sees_all:
+                for start, stop in self.pictures.runs(ids):
+                    self.cells.open_mask(inputs, at, text, start, stop, bool(n_tables))
             at = end
         if self.recurrent:
             inputs["state_row"][:], inputs["next_state_row"][:] = [text.state_row for text, _ in runs], state_rows
@@ -299,7 +353,8 @@ class Decoder(Network):
 
     # ------------------------------------------------------------ reading
     def decode(self, ids, all_logits=False):
-        """Feed `ids` at the next positions; logits after the last one (n_vocab,), or after each (n, n_vocab).
+        """Feed `ids`, or a text, at the next positions; logits after the last one (n_vocab,), or after each (n,
+        n_vocab).
 
         An interrupted call leaves the text as it was before.  Errors: ParamError when the context is full,
         IndexRangeError for ids outside the vocabulary.
@@ -328,10 +383,12 @@ class Decoder(Network):
         if self._hooks.wanted is not None and len(ids):
             text.exact, text.hooked = min(text.exact, n), min(text.hooked, n)
         try:
-            for start in counted("reading batches of tokens", range(0, len(ids), self.n_batch)):
-                part, state_rows = ids[start:start + self.n_batch], self.cells.free_state_rows(1, state_row)
+            at = 0
+            for part in counted("reading batches of tokens", self._batches(ids)):
+                state_rows = self.cells.free_state_rows(1, state_row)
                 out = self._fed_batch([(text, part)], state_rows, all_rows, hidden,
-                                      None if rows is None else rows[start:start + len(part)])
+                                      None if rows is None else rows[at:at + len(part)])
+                at += len(part)
                 text.add(part, state_rows[0])
         except BaseException:
             text.cut(n, state_row)
@@ -342,6 +399,15 @@ class Decoder(Network):
         """Where the logits or hidden states of n tokens go, batch by batch: they exist once.  Errors: OutOfMemory."""
         return self._handed_out.add(empty((n, self.n_embd if hidden else self.n_vocab), np.float32,
                                           "hidden states" if hidden else "logits"))
+
+    def _batches(self, ids):
+        """[ids of each batch]; a picture whose vectors see each other is not cut."""
+        ends = list(range(self.n_batch, len(ids), self.n_batch))
+        if ends and self.vision is not None and self.vision.sees_all:
+            ends, whole = [], self.pictures.runs(ids)
+            while (end := (ends[-1] if ends else 0) + self.n_batch) < len(ids):
+                ends.append(next((a for a, b in whole if a < end < b), end))
+        return np.split(ids, ends) if len(ids) else []
 
     def _read_again(self, text):
         """Read again what an interrupted call has overwritten: under hooks only what was read under hooks."""
@@ -416,7 +482,8 @@ class Decoder(Network):
 
     # ------------------------------------------------------------ results
     def hidden(self, ids):
-        """(n, dim) float32: what the last norm makes of every one of `ids`, from position 0; the text so far is
+        """(n, dim) float32: what the last norm makes of every one of `ids`, or of a text's tokens, from
+        position 0; the text so far is
         forgotten.
 
         Errors: ParamError for weights that are NaN, IndexRangeError for ids outside the vocabulary.
@@ -455,7 +522,8 @@ class Decoder(Network):
             return self._finite(self._fed(ids, False, hidden=RANK)[-1], "the text's scores")
 
     def logits(self, ids):
-        """(n, n_vocab) float32: logits after every one of `ids`, from position 0; the text so far is forgotten.
+        """(n, n_vocab) float32: logits after every one of `ids`, or of a text's tokens, from position 0; the text so
+        far is forgotten.
 
         Errors: ParamError for weights that are NaN, IndexRangeError for ids outside the vocabulary.
         """
@@ -464,7 +532,8 @@ class Decoder(Network):
             self.reset()
             return self._finite(self.decode(ids, all_logits=True), "the logits")
 
-    def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
+    @takes_other_names(GENERATION)
+    def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, images=(), **options):
         """Iterator over pieces of text that continue `prompt`; `.stats` afterwards, with "stop_reason".
 
         n_predict: tokens at most, -1 for no limit.  temp: temperature; 0 always takes the likeliest token.  stop: texts
@@ -479,7 +548,12 @@ class Decoder(Network):
         cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
         the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
         A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.
+        images: pictures, as encode_image takes them, at the marks "<__media__>" of the prompt, or before it.
         """
+        if len(images):
+            if not isinstance(prompt, str):
+                raise TypeMismatch(f"pictures belong to a text, got {type(prompt).__name__}; a call for each prompt")
+            prompt = ids_with_pictures(self, prompt, images)
         kind = Generations if is_many(prompt) else Generation
         return kind(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
 
@@ -497,8 +571,7 @@ class Decoder(Network):
         many = is_many(texts)
         if not isinstance(texts, str | list | tuple) or not len(texts):
             raise ParamError("score takes a text that is not empty, or a list of texts or token ids with at least one")
-        all_ids = [self._checked_ids(self.tokenize(x) if isinstance(x, str) else x, self.n_ctx)
-                   for x in (texts if many else [texts])]
+        all_ids = [self._checked_ids(x, self.n_ctx) for x in (texts if many else [texts])]
         scored = [self._scored(ids, n_alternatives) for ids in all_ids]
         return scored if many else scored[0]
 
@@ -517,10 +590,18 @@ class Decoder(Network):
         """(text, ids) of a conversation, a list of {"role": ..., "content": ...}, by the chat template in the file.
 
         tools, variables: passed on to it.  template: another one, as Jinja text or by name ("chatml", one in the file).
+        A message may hold pictures: {"type": "image", "image": path or array} among the parts of its content.
         Errors: ParamError for messages that do not fit, ModelError for a template that is missing or fails.
         """
-        return chat_prompt(self.file, self.tokenizer, messages, tools, add_generation_prompt, template, **variables)
+        messages, pictures = without_pictures(messages) if isinstance(messages, list | tuple) else (messages, [])
+        prompt = chat_prompt(self.file, self.tokenizer, messages, tools, add_generation_prompt, template, **variables)
+        if not pictures:
+            return prompt
+        ids = ids_with_pictures(self, prompt.text, pictures, special=True)
+        bos = [self.tokenizer.bos_id] if self.tokenizer.add_bos else []
+        return prompt._replace(ids=ids if ids[:1] == bos else bos + ids)
 
+    @takes_other_names(GENERATION)
     def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
         """Iterator over the pieces of the answer to a conversation, as `generate` gives them.
 

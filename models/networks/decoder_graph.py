@@ -5,7 +5,6 @@ rows are looked at (rounded up, the mask hides the rest), how many logit rows ar
 and the masks are inputs; attention layers with windows share a mask per window.  A batch holds tokens of one text or of
 several (networks/kv_cells.py).
 """
-import warnings
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from ggjit.models.core.checks import integer
 from ggjit.models.networks.kv_cells import PAGE
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.host_memory import empty, oom_guard
+from ggjit.ops.core.user_warnings import warn
 from ggjit.tensors.context import Context
 
 DEFAULT_N_CTX = 4096
@@ -52,9 +52,8 @@ def check_positions(m):
                          f"got {m.n_ctx}")
     if about.windows and not m.rope_changes:
         times = m.n_ctx / m.n_ctx_train
-        warnings.warn(f"{path} was trained for contexts of {m.n_ctx_train} tokens, not of {m.n_ctx}: what "
-                      f"comes later may be poor (rope_scaling=\"yarn\", rope_scale={min(times, 1e6):g} may help)",
-                      stacklevel=2)
+        warn(f"{path} was trained for contexts of {m.n_ctx_train} tokens, not of {m.n_ctx}: what "
+             f"comes later may be poor (rope_scaling=\"yarn\", rope_scale={min(times, 1e6):g} may help)")
 
 
 # ---------------------------------------------------------------- loading
@@ -135,12 +134,13 @@ def mask_values(m):
     """{window: array}: what a mask holds by distance; that of position p begins at n_ctx - 1 - p."""
     bias = m.description.alibi()
     with oom_guard(f"the masks of a context of {m.n_ctx} (less with a smaller n_ctx)"):
-        return {window: seen(m, window or m.n_ctx, bias) for window in m.description.windows}
+        n_more = m.n_cells - m.n_ctx + PAGE         # masks may be wider than the context
+        return {window: seen(m, window or m.n_ctx, bias, n_more) for window in m.description.windows}
 
 
-def seen(m, window, bias):
+def seen(m, window, bias, n_more=0):
     """What one mask holds: of the keys from window - 1 positions before the token to its own, 0 or ALiBi's bias."""
-    values = np.full(2 * m.n_ctx + max(m.n_cells - m.n_ctx, 0) + PAGE, -np.inf, _mask_dtype(m))
+    values = np.full(2 * m.n_ctx + n_more, -np.inf, _mask_dtype(m))
     n = min(window, m.n_ctx)
     values[m.n_ctx - n:m.n_ctx] = np.arange(1 - n, 1) if bias else 0
     return values
@@ -151,9 +151,11 @@ def _mask_dtype(m):
 
 
 # ---------------------------------------------------------------- parts of a graph
-def inputs(m, n_tokens, n_kv, n_out, n_seqs, n_tables=0):
-    """n_tables: of pages; 0: rows are looked at as they lie in the cache."""
+def inputs(m, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
+    """n_tables: of pages; 0: rows are looked at as they lie in the cache.  pictures: are there any among the tokens?"""
     inputs = {"tokens": np.zeros(n_tokens, np.int32), **m.description.constants}
+    if pictures:
+        inputs |= {"picture": np.zeros((n_tokens, m.n_embd), np.float32), "is_text": np.ones((n_tokens, 1), np.float32)}
     if m.description.rotates:
         inputs["positions"] = np.zeros(n_tokens, np.int32)
     for window, n_rows in m.cells.n_rows.items():
@@ -189,6 +191,8 @@ def embedded(m, g):
         x = gg.add(x, gg.scale(gg.mul_mat(up, gg.get_rows(low, g.leaf["tokens"])), factor))
     if about.embd_scale:
         x = gg.scale(x, about.embd_scale)
+    if "picture" in g.leaf:
+        x = gg.add(gg.mul(x, g.leaf["is_text"]), g.leaf["picture"])
     if m.positions is not None:
         x = gg.add(x, gg.get_rows(m.positions, g.leaf["positions"]))
     return gg.set_name(x if m.embd_norm is None else g.norm(x, about.norm, m.embd_norm), "embd")

@@ -22,7 +22,8 @@ import ggjit as gg
 from ggjit.alloc.report import mib
 from ggjit.core.arguments import typed_call
 from ggjit.core.process_memory import give_back_heap, resident_now
-from ggjit.models.core.checks import integer, number, read_text
+from ggjit.models.core.checks import integer, is_path, number, read_text
+from ggjit.models.core.other_options import FINETUNING, takes_other_names
 from ggjit.models.files.adapter import new_adapter, targets_of
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import refuse_existing
@@ -52,10 +53,12 @@ KERNELS_NBYTES = 40 << 20       # that planning and loaded kernels take at most,
 
 # ---------------------------------------------------------------- texts
 def read_ids(data, network):
-    """Token ids of `data`: a path of a text or of JSON lines with a "text" each, or ids.
+    """Token ids of `data`: a text, a path of a text or of JSON lines with a "text" each, or ids.
 
     Every text begins and ends as the model's tokenizer says.  Errors: BadFile (with the line), ModelError, ParamError.
     """
+    if isinstance(data, str) and not is_path(data):
+        return _with_end(network, network.tokenize(data))
     if isinstance(data, str | os.PathLike):
         return [i for text in _texts(pathlib.Path(data)) for i in _with_end(network, network.tokenize(text))]
     return network._checked_ids(data, sys.maxsize).tolist()
@@ -250,6 +253,7 @@ class Finetuning:
         self._close()
 
 
+@takes_other_names(FINETUNING)
 @typed_call
 def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, n_ctx=256, memory=None, epochs=1,
              steps=None, lr=2e-4, batch=1, seed=0, n_threads=None, checkpoint=None, callback=None, progress=True,
@@ -259,8 +263,8 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
         finetune("model.gguf", "letters.txt", "letters.gguf", memory=1_500_000_000)
         load_model("model.gguf", lora=[("letters.gguf", 1.0)])
 
-    model: a path; None: the model that comes with the package.  data: a text file, a .jsonl file with a "text" a line,
-    or token ids; cut into rows of n_ctx tokens.  out: the adapter, in llama.cpp's format.
+    model: a path; None: the model that comes with the package.  data: a text, the path of a text file or of a .jsonl
+    file with a "text" a line, or token ids; cut into rows of n_ctx tokens.  out: the adapter, in llama.cpp's format.
     rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names of matrices, "attn_q" (default: those
     of attention and dense feed-forward).  memory: bytes the process may take; what does not fit is computed again.
     epochs, steps: whichever ends first.  lr: of AdamW, a number or a schedule.  batch: rows of a step.

@@ -18,6 +18,7 @@ import weakref
 
 import numpy as np
 
+from ggjit.core.arguments import typed_methods
 from ggjit.core.html_repr import escape
 from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import BrokenValues, integer
@@ -83,6 +84,7 @@ def matched(specs, patterns, arch):
     return {name: spec for name, spec in specs.items() if name in found}
 
 
+@typed_methods
 class Inside:
     """Mixin of Network."""
 
@@ -316,7 +318,7 @@ class Inside:
 
     def _ids_of(self, prompt):
         """A text, or token ids, as checked ids."""
-        return self._checked_ids(self.tokenize(prompt) if isinstance(prompt, str) else prompt, self.n_ctx)
+        return self._checked_ids(prompt, self.n_ctx)
 
     # ------------------------------------------------------------ plans
     @property

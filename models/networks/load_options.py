@@ -8,6 +8,8 @@ from ggjit.models.blocks.hparams import ROPE_OPTIONS
 from ggjit.models.core.checks import known_options
 
 DECODER_OPTIONS = "n_ctx", "n_batch", "kv_type", "flash", "n_seqs", "n_cells"
+ARGUMENTS = ("backend", "n_threads", "reserve", "n_gpu_layers", "cpu_moe", "strict", "validate", "lora", "devices",
+             "vision")
 KEYWORDS = (*DECODER_OPTIONS, *ROPE_OPTIONS, "pooling", "repack")          # names of load_model's **options
 
 
@@ -28,6 +30,7 @@ class LoadOptions:
     lora: Any = ()
     devices: Any = None
     repack: bool | None = None
+    vision: Any = None                  # path of the mmproj file of a decoder
     pooling: str | None = None          # how tokens become one vector; None: as the file says
     n_ctx: int | None = None
     n_batch: int = 512
@@ -42,6 +45,6 @@ class LoadOptions:
     @classmethod
     def of(cls, keywords, **more):
         """From load_model's **options and its other arguments.  Errors: ParamError for unknown names."""
-        known_options("load_model", keywords, KEYWORDS)
+        known_options("load_model", keywords, (*ARGUMENTS, *KEYWORDS))
         rope = {name: value for name, value in keywords.items() if name in ROPE_OPTIONS}
         return cls(**{name: value for name, value in keywords.items() if name not in rope}, rope=rope, **more)

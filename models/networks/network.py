@@ -1,8 +1,10 @@
 """What all networks share: the file, its weights, its tokenizer, and plans kept per input shape."""
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ggjit.core.arguments import typed_methods
 from ggjit.core.kernels_ahead import followed_by
 from ggjit.core.process_memory import process_memory
 from ggjit.core.run_lock import RunLock
@@ -11,8 +13,9 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models.blocks.hparams import HParams
-from ggjit.models.core.checks import FIND_BROKEN, BrokenValues
+from ggjit.models.core.checks import FIND_BROKEN, BrokenValues, integer
 from ggjit.models.files.adapter import adapters_of
+from ggjit.models.files.gguf import StringArray
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks.device_map import DeviceMap
 from ggjit.models.networks.hooks import Hooks
@@ -30,7 +33,9 @@ from ggjit.models.networks.memory import (
     terms_of_buffers,
     unique_memory,
 )
+from ggjit.models.networks.model_table import model_html
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
+from ggjit.models.networks.other_methods import of_a_model
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, StaleHandle, TypeMismatch
@@ -63,6 +68,7 @@ class Step:
         return self.plan.submit(self.result)
 
 
+@typed_methods
 class Network(Inside):
     """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`.
 
@@ -71,6 +77,7 @@ class Network(Inside):
     """
     REPACKS = False                 # does it multiply many columns at a time? Then all but super-blocks are repacked
     CAUSAL = True                   # does attention look back only?
+    last_speed = None               # {"prompt", "decode": tokens a second} of the last text that was generated
     flash = True                    # may one kernel compute attention?
     pooling = None                  # how the tokens of a text become one row (networks/pooling.py)
 
@@ -159,6 +166,22 @@ class Network(Inside):
         raise NotSupported(f"{type(self).__name__} builds no graph")
 
     # ------------------------------------------------------------ text
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """Only of what a network lacks."""
+            hint = "" if name.startswith("_") else of_a_model(self, name)
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def __call__(self, prompt, **options):
+        """`m("a text")` is what the model is for: `m.generate(text, ...)`, or `m.embed([text])` of an encoder.
+
+        Errors: TypeMismatch for token ids, of which there are several meanings.
+        """
+        if not isinstance(prompt, str):
+            raise TypeMismatch(f"m(...) takes a text, got {type(prompt).__name__}; of token ids, m.logits(ids) gives "
+                               f"the logits and m.generate(ids) the text that follows")
+        return self.generate(prompt, **options) if self.CAUSAL else self.embed([prompt], **options)[0]
+
     @property
     def tokenizer(self):
         """Built from the file's vocabulary when it is first needed."""
@@ -192,13 +215,29 @@ class Network(Inside):
         """
         return self.tokenizer.detokenize(ids, special)
 
+    def _ids_of_text(self, text):
+        """Ids of a text that is not empty; of an empty one, the vocabulary's begin.  Errors: ParamError."""
+        ids = self.tokenize(text)
+        if not ids and self.CAUSAL and self.tokenizer.bos_id is not None:
+            return [self.tokenizer.bos_id]
+        if not ids:
+            raise ParamError(f"the text {text!r} has no tokens; give at least one word")
+        return ids
+
+    @property
+    def _end_of_ids(self):
+        """Ids below it mean something."""
+        return self.n_vocab
+
     def _checked_ids(self, ids, n_max):
-        """`ids` as int32, each inside the vocabulary and all inside the context."""
+        """`ids`, or the ids of a text, as int32, each inside the vocabulary and all inside the context."""
         self._hooks.refuse_nesting()
         if self._freed:
             raise StaleHandle(f"{self!r} was freed; load the model again")
         if type(ids) is list and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < self.n_vocab and n_max > 0:
             return np.array(ids, np.int32)      # a decode step: the checks below would take a third of its Python
+        if isinstance(ids, str):
+            ids = self._ids_of_text(ids)
         try:
             a = np.asarray(ids)
         except ValueError as e:
@@ -210,8 +249,8 @@ class Network(Inside):
             past = f" behind the {self.n_ctx - n_max} it holds (m.reset() forgets them)" if n_max < self.n_ctx else ""
             raise ParamError(f"{a.size} tokens do not fit the context of {self.n_ctx}{past}; shorten the text{more}")
         values = a.tolist()
-        if min(values) < 0 or max(values) >= self.n_vocab:
-            at = next(i for i, value in enumerate(values) if not 0 <= value < self.n_vocab)
+        if min(values) < 0 or max(values) >= self._end_of_ids:
+            at = next(i for i, value in enumerate(values) if not 0 <= value < self._end_of_ids)
             raise IndexRangeError(f"token id {values[at]} at position {at} is outside the vocabulary "
                                   f"0..{self.n_vocab - 1}")
         return a.astype(np.int32)               # a copy: what was checked is what is computed
@@ -257,8 +296,30 @@ class Network(Inside):
         return ctx, inputs, results
 
     def graph(self, *shape):
-        """The graph for a shape, unplanned: for measuring, drawing and reserving."""
+        """The graph for a shape, unplanned: for measuring, drawing and reserving.
+
+            m.graph(32)                 # of a text of 32 tokens
+
+        Errors: ParamError for a length outside the context.
+        """
+        if not shape:
+            return self.largest_graph()
+        if len(shape) == 1 and not isinstance(shape[0], str):
+            shape = self._shape_of(integer("graph: the number of tokens", shape[0], 1, self._most_at_once))
         return Graph(*self._built(shape)[2])
+
+    def _shape_of(self, n_tokens):
+        """The shape of the graph of a text of that many tokens."""
+        return (n_tokens,)
+
+    @property
+    def _most_at_once(self):
+        """Tokens of one graph."""
+        return self.n_ctx
+
+    def as_graph(self):
+        """(graph, {"weights": bytes, "KV cache": bytes}) of the most tokens at once: what gg.measure(m) shows."""
+        return self.largest_graph(), {"weights": self.weights.nbytes, "KV cache": getattr(self, "kv_nbytes", 0)}
 
     def warm_up(self):
         """Plan graphs of common sizes, which compiles their kernels into the cache."""
@@ -349,7 +410,7 @@ class Network(Inside):
     def _check_vocabulary(self):
         """`vocab_size` is the number of rows of the embedding; there are not more words than rows."""
         size = self.file.arch_get("vocab_size", self.n_vocab, int)
-        words = self.file.metadata.get("tokenizer.ggml.tokens", ())
+        words = self.file.get("tokenizer.ggml.tokens", (), StringArray)
         if size != self.n_vocab or len(words) > self.n_vocab:
             raise ModelError(f"{self.file.path}: {self.file.arch}.vocab_size = {size} and {len(words)} words, but "
                              f"token_embd.weight has {self.n_vocab} rows; convert the model again")
@@ -361,9 +422,15 @@ class Network(Inside):
                                f"{FIND_BROKEN}")
         return values
 
+    def _repr_html_(self):
+        return model_html(self)
+
     def __reduce__(self):
         raise TypeMismatch(f"{type(self).__name__} of {self.file.path} cannot be copied or pickled: its weights are "
                            f"mapped in this process; pass the path on, and load_model it there")
+
+    def kv(self, layer):
+        raise NotSupported(f"{self.file.arch} models keep no keys and values; load a llama model")
 
     # ------------------------------------------------------------ texts as vectors and scores
     def embed(self, texts):
@@ -375,7 +442,7 @@ class Network(Inside):
         Errors: TypeMismatch, ParamError for a text longer than the context, NotSupported for a model that says no
         pooling.
         """
-        texts, _ = _listed(texts, "embed"), self._pooling().of_embedding()
+        texts, _ = _listed([texts] if isinstance(texts, str) else texts, "embed"), self._pooling().of_embedding()
         out = empty((len(texts), self.n_embd), np.float32, "embed")
         with work("embedding", len(texts)) as step:
             for i, text in enumerate(texts):

@@ -125,6 +125,7 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
         report.kinds = {"weights": m.weights.nbytes - repacked, "repacked weights": repacked,
                         "KV cache": getattr(m, "kv_nbytes", 0), "compute": report.peak,
                         "kernel work": work}
+        report.n_ctx, report.n_cells = getattr(m, "n_ctx", 0), getattr(m, "n_cells", 0)
     report.total_seconds = time.perf_counter() - t0
     return report
 

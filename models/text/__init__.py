@@ -9,5 +9,6 @@
     logprobs.py         log-probabilities of tokens, and how they look in a notebook
     grammar.py          what a grammar allows next; gbnf.py: its notation, token_trie.py: the vocabulary as a tree
     json_schema.py      JSON Schemas as grammars; json_pattern.py: their regular expressions
+    picture_prompt.py   where pictures stand in a prompt
     chat_template.py    conversations as text; template_worker.py: the process that renders them
 """

@@ -29,7 +29,7 @@ class Generation:
 
     def __init__(self, model, prompt, n_predict=64, stop=(), ignore_eos=False, grammar=None, json_schema=None,
                  grammar_triggers=None, cache_prompt=True, context_shift=False, n_keep=0, logprobs=None, **sampling):
-        known_options("generate", sampling, (*OPTIONS, "stop", "ignore_eos", "grammar", "json_schema",
+        known_options("generate", sampling, ("n_predict", *OPTIONS, "stop", "ignore_eos", "grammar", "json_schema",
                                              "grammar_triggers", "cache_prompt", "context_shift", "n_keep", "logprobs"))
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
@@ -42,7 +42,9 @@ class Generation:
         sampler = Sampler(model.tokenizer, matcher(model.tokenizer, grammar, json_schema, grammar_triggers),
                           **sampling)
         self.answer = Answer(model.tokenizer, sampler, n_predict, stop, logprobs)
-        self.prompt_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        self.prompt_ids = model._ids_of_text(prompt) if isinstance(prompt, str) else list(prompt)
+        if not self.prompt_ids:
+            raise ParamError("generate: the prompt has no tokens; give a text or at least one id")
         if len(self.prompt_ids) > model.n_ctx:
             raise ParamError(f"the prompt has {len(self.prompt_ids)} tokens, the context {model.n_ctx}; shorten it or "
                              f"load the model with a larger n_ctx")
@@ -55,6 +57,11 @@ class Generation:
         self._mark = object()               # in `model.cache_owner` while this text is in the model's cache
         self._pieces = collections.deque()  # asked for by `text`, not yet by the iteration
         self._steps = Generation._run(weakref.proxy(self))      # held weakly: no cycle that keeps the model
+
+    @property
+    def _text_ids(self):
+        """Tokens of the prompt, less those of pictures."""
+        return [id for id in self.prompt_ids if id < self.model.n_vocab]
 
     def __iter__(self):
         return self
@@ -88,7 +95,7 @@ class Generation:
     def _repr_html_(self):
         """The whole text, each token coloured by its probability, alternatives on hover."""
         whole = self.text and self.tokens
-        return tokens_html(whole, self.model.detokenize(self.prompt_ids))
+        return tokens_html(whole, self.model.detokenize(self._text_ids))
 
     def __next__(self):
         piece = self._pieces.popleft() if self._pieces else self._next_piece()
@@ -137,7 +144,7 @@ class Generation:
         t0 = time.perf_counter()
         logits = yield self.prompt_ids
         stats["prefill_tokens_per_second"] = len(self.prompt_ids) / (time.perf_counter() - t0)
-        answer.sampler.accept(self.prompt_ids)
+        answer.sampler.accept(self._text_ids)
         decode_seconds = 0.0
         while not answer.stop_reason:
             piece = answer.take(logits)
@@ -157,5 +164,7 @@ class Generation:
                 stats["decode_tokens_per_second"] = len(answer.tokens) / decode_seconds
         rest = answer.finish()
         stats["text"], stats["stop_reason"] = answer.text, answer.stop_reason
+        self.model.last_speed = {"prompt": stats["prefill_tokens_per_second"],
+                                 "decode": stats["decode_tokens_per_second"]}
         if rest:
             yield rest

@@ -25,7 +25,7 @@ from numba import types
 
 from ggjit.ops.attention import rope_angles as ra
 from ggjit.ops.copying.view import view_4d
-from ggjit.ops.core.builders import looks_further
+from ggjit.ops.core.builders import writes_in_c
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.row_axes import last_axis
@@ -168,7 +168,7 @@ def rope_multi_back(a: Tensor, b: Tensor, c: Tensor, n_dims: int, sections: Sequ
     return _node(OP.ROPE_BACK, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats)
 
 
-@looks_further
+@writes_in_c
 def rope_set_offset(a: Tensor, n_offs: int):
     """The rope node `a` with rotated elements starting at n_offs of each head; those before are copied.
 

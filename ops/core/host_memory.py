@@ -9,6 +9,7 @@ Threads are memory too: their stacks (`start`).
 Tests make the k-th request fail: `with refusing(k):`.
 """
 import contextlib
+import ctypes
 import functools
 import itertools
 import math
@@ -122,3 +123,18 @@ def refusing(k):
         yield lambda: seen[0]
     finally:
         _refused = None
+
+
+@functools.cache
+def _trim():
+    """glibc's malloc_trim, None elsewhere."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, TypeError, AttributeError):
+        return None
+
+
+def give_back_memory():
+    """What was freed goes back to the system: C libraries keep it for the next request."""
+    if _trim() is not None:
+        _trim()(ctypes.c_size_t(0))

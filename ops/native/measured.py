@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import warnings
 from collections.abc import Callable
 
 try:
@@ -18,6 +17,7 @@ try:
 except ImportError:             # Windows: of two writers at the same moment the later one stays
     fcntl = None
 
+from ggjit.ops.core.user_warnings import warn
 from ggjit.ops.core.whole_file import write_whole
 from ggjit.ops.native.cache_files import cache_dir
 
@@ -42,8 +42,7 @@ class MeasuredFile:
             return None
         except Exception as e:      # of any type: `accepted` is given whatever the file holds
             reason = e.strerror if isinstance(e, OSError) else f"{type(e).__name__}: {e}"
-            warnings.warn(f"{self.path} is not used ({reason}); what it should hold will be measured again",
-                          stacklevel=2)
+            warn(f"{self.path} is not used ({reason}); what it should hold will be measured again")
             return None
 
     def write(self, content):

@@ -259,7 +259,8 @@ def test_completion_in_bash(tmp_path):
     ask = ("source ggjit.bash; f=$(complete -p ggjit | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); "
            "COMP_WORDS=(ggjit {}); COMP_CWORD={}; $f; echo ${{COMPREPLY[@]}}")
     for words, n, want in (("wa", 1, "warm-up"), ("bench --js", 2, "--json")):
-        r = subprocess.run([bash, "-c", ask.format(words, n)], text=True, capture_output=True, cwd=tmp_path, timeout=60)
+        r = subprocess.run([bash, "-c", ask.format(words, n)], text=True, capture_output=True, cwd=tmp_path,
+                           timeout=300)
         assert want in r.stdout.split(), (r.stdout, r.stderr)
 
 

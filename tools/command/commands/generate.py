@@ -22,7 +22,7 @@ from ggjit.tools.command.common import (
     rope_args,
     sampling,
 )
-from ggjit.tools.command.helpers import add_lora, load
+from ggjit.tools.command.helpers import add_lora, add_vision, load
 from ggjit.tools.command.texts import add_texts, compute_file, write_jsonl, write_parquet
 
 EXAMPLES = (('ggjit generate -p "It was a truth"', "the model that comes with ggjit"),
@@ -33,6 +33,7 @@ EXAMPLES = (('ggjit generate -p "It was a truth"', "the model that comes with gg
 def add_arguments(c):
     c.add_file("-m", "--model", metavar="PATH", help="a llama GGUF (default: the small model that comes with ggjit)")
     add_lora(c)
+    add_vision(c)
     c.add_argument("-p", "--prompt", metavar="TEXT")
     add_texts(c, "texts: .jsonl or .parquet")
     c.add_argument("-n", "--n-predict", type=n_predict, default=64, metavar="N",
@@ -67,7 +68,7 @@ def run(args):
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, **rope_args(args))
         pieces = m.generate(args.prompt, args.n_predict, stop=args.stop, ignore_eos=args.ignore_eos,
                             context_shift=args.context_shift, n_keep=args.n_keep, logprobs=args.logprobs,
-                            **sampling(args))
+                            images=args.image, **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
         total = args.n_predict if args.n_predict > 0 else None
