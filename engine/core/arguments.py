@@ -1,5 +1,4 @@
 """Checks of arguments: a TypeMismatch that names the argument, before any state changes."""
-import decimal
 import difflib
 import functools
 import inspect
@@ -21,7 +20,7 @@ def buffer_size(value):
     return size
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(?=\.?\d)(\d*)\.?(\d*)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def nbytes_of(value, what):
@@ -31,8 +30,10 @@ def nbytes_of(value, what):
         n = whole(value, what)
     else:
         found = _SIZE.fullmatch(value.strip())
-        n = int(decimal.Decimal(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")) if \
-            found is not None and (found[2] or not found[3]) else 0
+        n = 0
+        if found is not None and (found[3] or not found[4]):
+            unit = (1024 if found[4] else 1000) ** " kmgt".index(found[3].lower() or " ")
+            n = int(found[1] + found[2]) * unit // 10 ** len(found[2])
     if n < 1:
         raise ParamError(f"{what}: {value!r}: a size is a number of bytes, such as 500M, 1.5G or 800MiB")
     return n

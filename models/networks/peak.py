@@ -74,6 +74,10 @@ class ShapeFile:
         """As many bytes as the file would have, none of them real."""
         return np.broadcast_to(np.uint8(0), (self.nbytes,))
 
+    def get(self, key, default=..., kind=None):
+        """A key of the metadata that need not be there."""
+        return self.metadata.get(key, default)
+
     def arch_get(self, key, default=..., kind=None):
         value = self.metadata.get(f"llama.{key}", default)
         if value is ...:
