@@ -17,9 +17,9 @@ from ggjit.models.core.checks import FIND_BROKEN, BrokenValues, integer
 from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.gguf import StringArray
 from ggjit.models.files.weights import Weights
+from ggjit.models.networks import inside
 from ggjit.models.networks.device_map import DeviceMap
 from ggjit.models.networks.hooks import Hooks
-from ggjit.models.networks.inside import Inside
 from ggjit.models.networks.layout import repacked
 from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.memory import (
@@ -69,7 +69,7 @@ class Step:
 
 
 @typed_methods
-class Network(Inside):
+class Network:
     """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`.
 
     backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
@@ -265,7 +265,8 @@ class Network(Inside):
         with self._code, self._code.without(self._compute_memory):
             ctx, inputs, results = self._built(shape)
             with followed_by(self._later_kernels):
-                plan = self._plan(Graph(*results)) if self._hooks.wanted is None else self._hooked_plan(inputs, results)
+                plan = self._plan(Graph(*results)) if self._hooks.wanted is None else \
+                    inside.hooked_plan(self, inputs, results)
             return Step(ctx, inputs, results[0], plan, results[1:])
 
     def _plan(self, graph):
@@ -431,6 +432,21 @@ class Network(Inside):
 
     def kv(self, layer):
         raise NotSupported(f"{self.file.arch} models keep no keys and values; load a llama model")
+
+    # ------------------------------------------------------------ looking inside
+    names, capture, capturing, patch = inside.names, inside.capture, inside.capturing, inside.patch
+    attention, hidden_states, logit_lens = inside.attention, inside.hidden_states, inside.logit_lens
+    _named, _spec = inside.named_in, inside.spec_of
+
+    def _compared_shapes(self):
+        """Shapes of the graphs of one token, of two, and of one that looks at two cache rows, so far as there are."""
+        raise NotSupported(f"{type(self).__name__} has no named tensors")
+
+    @property
+    def _flash(self):
+        """May one kernel compute attention in the graph that is built now?"""
+        wanted = self._hooks.wanted
+        return self.flash and (wanted is None or wanted.flash)
 
     # ------------------------------------------------------------ texts as vectors and scores
     def embed(self, texts):
