@@ -51,7 +51,7 @@ CHUNK, CHUNK2 = WORD * N_CHUNK, WORD * (N_CHUNK + 1)
 S_COUNT, S_GENERATION, S_ABORT, S_DEADLINE, S_POLL, S_INTERVAL = 0, 64, 128, 192, 256, 320
 SPINS_BEFORE_YIELD = 2000
 LINE = 64                                       # bytes of a cache line
-LONG_ROW = 500                                  # nanoseconds of work on a row that pay for a line with two writers
+LINE_NANOSECONDS = 500                          # work on the rows of a line that pays for a line with two writers
 
 
 # ---------------------------------------------------------------- reading a view
@@ -203,14 +203,15 @@ def whole_lines(nbytes):
 
 
 @inline
-def chunk_of_lines(chunk, row_nbytes, n, nth, nanoseconds=LONG_ROW):
+def chunk_of_lines(chunk, row_nbytes, n, nth, nanoseconds=LINE_NANOSECONDS):
     """A chunk of n rows, rounded up so that its row_nbytes a row are whole cache lines.  As it is where threads would
-    find no such chunk, unless rows are parts of a line that take less time than a line takes to travel."""
+    find no such chunk, unless rows are parts of a line that take less time than it takes to travel.  nanoseconds: work
+    on a row."""
     odd = row_nbytes & LINE - 1
     if nth == 1 or odd == 0:
         return chunk
     rows = LINE // (odd & -odd)
-    few = n < rows * nth and (row_nbytes >= LINE or nanoseconds >= LONG_ROW)
+    few = n < rows * nth and (row_nbytes >= LINE or rows * nanoseconds >= LINE_NANOSECONDS)
     return chunk if few else (chunk + rows - 1) // rows * rows
 
 

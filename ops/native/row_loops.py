@@ -134,7 +134,7 @@ def over_chunks(rows, count=rows_of_result, chunking=AFFINITY, phase=0, written=
         n = count(node)
         chunk, part = length(node, n, nth), PART // max(ne(node + DST, 0), 1) + 1
         if by_row:                              # chunks end where cache lines of the result end
-            chunk = chunk_of_lines(chunk, written(node), n, nth, (ne(node + DST, 0) + ne(node + SRC0, 0)) // 4)
+            chunk = chunk_of_lines(chunk, written(node), n, nth, (ne(node + DST, 0) + ne(node + SRC0, 0)) // 16)
         while True:
             start = take(node + counter, ith, nth, sync, chunk, n)
             if start >= n:
