@@ -77,8 +77,6 @@ def with_type_names(builder):
 
 def typed_call(function):
     """Decorator: a call with missing or unknown arguments is a TypeMismatch that shows how it is called."""
-    signature = inspect.signature(function)
-
     @functools.wraps(function)
     def call(*args, **kwargs):
         try:
@@ -86,14 +84,32 @@ def typed_call(function):
         except TypeError as e:
             if isinstance(e, GgjitError):
                 raise
-            try:
-                signature.bind(*args, **kwargs)
-            except TypeError as why:
-                name = function.__qualname__.removesuffix(".__init__")
-                shown = signature.replace(parameters=[p for p in signature.parameters.values() if p.name != "self"])
-                raise TypeMismatch(f"{name}: {why}; it is called as {name}{shown}") from None
+            if wrong := _wrong_call(function, args, kwargs):
+                raise wrong from None
             raise
     return call
+
+
+def typed_methods(cls):
+    """Decorator of a class: the same of its public methods."""
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, typed_call(method))
+    return cls
+
+
+def _wrong_call(function, args, kwargs):
+    """The TypeMismatch of a call that does not fit the function's parameters, or None."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as why:
+        known = [p for p in signature.parameters.values() if p.name != "self"]
+        unknown = next((k for k in kwargs if k not in signature.parameters), "")
+        hint = nearest(unknown, [p.name for p in known]) if unknown else ""
+        name = function.__name__ if function.__name__ != "__init__" else function.__qualname__.split(".")[0]
+        return TypeMismatch(f"{name}: {why}{hint}; it is called as {name}{signature.replace(parameters=known)}")
+    return None
 
 
 def nearest(name, known):

@@ -1,6 +1,6 @@
 """Every switch of the engine, in one place.  Environment variables are read when ggjit is imported.
 
-    GGJIT_CPU        avx512 | avx2 | generic: instruction set of the kernels (default: the best this host has)
+    GGJIT_CPU        avx512 | avx2 | neon | generic: instruction set of the kernels (default: the best this host has)
     GGJIT_CACHE_DIR  where compiled kernels and converted models are kept
     GGJIT_THREADS    default thread count of CPU backends (default: the cores this process may use, without the
                      efficiency cores of hybrid processors)

@@ -42,6 +42,11 @@ def shared_work(backend, nbytes):
         return _work
 
 
+def work_memory():
+    """[the process-wide scratch buffer's memory]; nothing while there is none."""
+    return [] if _work is None else [_work._arena]
+
+
 def likely_parts(graph, n_threads):
     """The PlanNodes that a plan of the graph will most likely have; none where a node has no kernel.
 

@@ -243,6 +243,7 @@ class CUDADevice(Device):
 
 class CUDABackend(Backend):
     """One stream of a CUDA device."""
+    reads_placements = True
     n_threads, abort_callback = 1, None
 
     def __init__(self, device, graphs=1):

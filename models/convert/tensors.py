@@ -95,6 +95,14 @@ def pairs_change(c, name, x):
     return None
 
 
+def roberta_change(c, name, x):
+    """Rows of positions that no token has are left out: the first real one is behind the padding token's number."""
+    if name != "embeddings.position_embeddings.weight":
+        return None
+    first = c["pad_token_id"] + 1
+    return [ConvertedTensor(name, (len(x) - first, *x.shape[1:]), (x[first:],))]
+
+
 def norms_change(c, name, x):
     """Norms that are stored as what they differ from 1."""
     return same(name, x, plus_one) if name.endswith("norm.weight") else None

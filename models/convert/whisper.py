@@ -177,11 +177,12 @@ def _metadata(folder, sizes, texts, heads, kind):
 
 
 def _entries(folder, tensors, kind):
-    return [_entry(folder, name, x[None].T if name in CONV_BIASES and x.ndim == 1 else x, kind)
+    return [entry(folder, name, x[None].T if name in CONV_BIASES and x.ndim == 1 else x, kind)
             for name, x in tensors.items()]
 
 
-def _entry(folder, name, x, kind):
+def entry(folder, name, x, kind):
+    """The Entry of a tensor; kind: of matrices."""
     if x.ndim < 2 or name.endswith("positional_embedding") or name in CONV_BIASES:
         kind = F32
     elif x.shape[-1] % kind.block:

@@ -15,10 +15,12 @@ from ggjit.api.explore import explore
 from ggjit.api.measure_memory import kernel_work_nbytes, measured
 from ggjit.api.what_if import checked
 from ggjit.core.arguments import nearest
+from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models.files.gguf import TensorInfo
 from ggjit.models.files.whisper_file import open_model
-from ggjit.models.networks.load import network_of
+from ggjit.models.networks.load import EMBEDDED, network_of
 from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.memory import MemoryUse, expected
 from ggjit.ops.core.errors import BadFile, ModelError
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import BY_NAME
@@ -81,6 +83,7 @@ class ShapeFile:
 def _file(model):
     if isinstance(model, ShapeFile):
         return model
+    model = EMBEDDED if model is None else model
     if model in SHAPES:
         return ShapeFile(model)
     if not os.path.exists(model):
@@ -89,24 +92,34 @@ def _file(model):
 
 
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
-               all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True, what_if=()):
+               all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True, what_if=(), lora=()):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
-    model: a GGUF path, a name in SHAPES, or a ShapeFile.  all_logits: keep logits of every token of the batch, as
-    llama.cpp reserves them.  strict: as load_model.  what_if: as gg.measure's.  `.kinds` tells weights, KV
-    cache, compute arena and kernel work apart.
+    model: a GGUF path (None: the model of the package), a name in SHAPES, or a ShapeFile.  all_logits: keep logits of
+    every token of the batch, as llama.cpp reserves them.  strict, lora: as load_model.  what_if: as gg.measure's.
+    `.kinds` tells weights, KV cache, compute arena and kernel work apart.
+
+    `.memory`: a MemoryUse, what a process that loads the model so and reads a context of tokens takes in all, by term,
+    as `m.memory()` of the loaded model has it; with all_logits, the logits of all these tokens are handed out.  Its
+    compute arena is that of load_model, which has planner "ggml".
     """
     t0 = time.perf_counter()
     options = LoadOptions(backend="NULL", strict=strict, repack=repack, n_ctx=n_ctx, n_batch=n_batch, flash=flash,
-                          kv_type=kv_type)
+                          kv_type=kv_type, lora=lora)
     with network_of(_file(model), options) as m:
         graph = m.largest_graph(all_logits)
         report = measured(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path),
                           what_if=checked(what_if), compared=True, repacked=m.weights.repacked)
+        work = kernel_work_nbytes(graph, n_threads, m.weights.repacked)
+        arena = report.peak if planner == "ggml" else m._allocator.plan(graph).peak
+        n_logits = 0 if not m.CAUSAL else m.n_ctx if all_logits else 1
+        terms = expected(m, graph, arena, work, n_logits, resident_now())
+        report.memory = MemoryUse(terms, process_memory(), str(m.file.path))
         repacked = m.weights.repacked_nbytes
         report.kinds = {"weights": m.weights.nbytes - repacked, "repacked weights": repacked,
                         "KV cache": getattr(m, "kv_nbytes", 0), "compute": report.peak,
-                        "kernel work": kernel_work_nbytes(graph, n_threads, m.weights.repacked)}
+                        "kernel work": work}
+        report.n_ctx, report.n_cells = getattr(m, "n_ctx", 0), getattr(m, "n_cells", 0)
     report.total_seconds = time.perf_counter() - t0
     return report
 

@@ -73,6 +73,16 @@ def load(m, state):
         raise
 
 
+def copy_rows(m, copies):
+    """Rows of the caches of keys and values to others.  copies: {window: (rows, where to)}, both in runs."""
+    for block, kept in zip(m.description.blocks, m.cache, strict=True):
+        rows, to = copies[getattr(block.mixer, "window", 0)] if kept else ((), ())
+        for leaf in kept:
+            row = leaf.nb[1]
+            for (first, n), (there, _) in zip(_runs(rows), _runs(to), strict=True):
+                leaf.set_bytes(leaf.bytes(first * row, n * row), there * row)
+
+
 def fingerprint(m):
     """What two networks have in common that compute the same from the same state."""
     h = hashlib.blake2b(repr((m.file.arch, m.description, m.n_embd, m.n_vocab)).encode(), digest_size=16)

@@ -25,7 +25,7 @@ from numba import types
 
 from ggjit.ops.attention import rope_angles as ra
 from ggjit.ops.copying.view import view_4d
-from ggjit.ops.core.builders import looks_further
+from ggjit.ops.core.builders import writes_in_c
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.row_axes import last_axis
@@ -170,7 +170,7 @@ def rope_multi_back(a: Tensor, b: Tensor, c: Tensor, n_dims: int, sections: Sequ
     return _node(OP.ROPE_BACK, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats)
 
 
-@looks_further
+@writes_in_c
 def rope_set_offset(a: Tensor, n_offs: int):
     """The rope node `a` with rotated elements starting at n_offs of each head; those before are copied.
 
@@ -384,7 +384,7 @@ def cases(op):
         return build
     for ty, limit in ((F32, 1e-7), (F16, 2.0 ** -22)):
         for mode, shape, n_dims in ((0, (128, 5, 7, 1), 128), (0, (64, 3, 4, 2), 40), (2, (64, 3, 4, 2), 64),
-                                    (2, (80, 4, 3, 1), 36), (0, (8, 8, 1, 1), 8), (8, (128, 12, 2, 1), 128),
+                                    (2, (80, 4, 3, 1), 36), (0, (8, 8, 1, 1), 8), (8, (128, 11, 2, 1), 128),
                                     (8, (128, 3, 5, 1), 20), (24, (80, 4, 2, 1), 40), (40, (128, 4, 3, 1), 128),
                                     (40, (36, 2, 3, 2), 36)):
             name = f"{ty!r} mode {mode} {shape} {n_dims}"

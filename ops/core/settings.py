@@ -7,7 +7,7 @@ import os
 
 from ggjit.ops.core.errors import ParamError
 
-ISAS = "avx512", "avx2", "generic"              # the best first
+ISAS = "avx512", "avx2", "neon", "generic"      # of each architecture the best first
 TILE_ROWS = 1, 2, 4, 8
 
 

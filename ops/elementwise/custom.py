@@ -20,6 +20,7 @@ Source: ggml_map_custom1..3, ggml_custom_4d.
 """
 import ctypes
 import dataclasses
+import inspect
 import itertools
 import math
 import os
@@ -128,6 +129,7 @@ def _build(op, type, ne, ndim, src, fun, n_tasks, userdata, view_of=None):
     require_param(is_whole(n_tasks, -1) and n_tasks != 0,
                   f"{op.name.lower()}: n_tasks is -1 (all threads) or positive, got {n_tasks!r}")
     f = CustomFunction(fun, userdata)
+    f.check_arity(op.name.lower(), len(src))
     key = next(_keys)
     t = src[0].ctx.node(op, type, ne, src, (key & 0x7FFFFFFF, key >> 31, n_tasks), view_of=view_of, ndim=ndim)
     _functions[key] = f
@@ -156,6 +158,21 @@ class CustomFunction:
             raise TypeMismatch(f"a custom op takes a function, an @njit function or a cfunc, got {fun!r}")
         if userdata is not None and self.kind != "python":
             raise ParamError(f"userdata goes with Python functions only; close over it in the {self.kind} function")
+
+    def check_arity(self, op, n_src):
+        """TypeMismatch, unless it takes as many arguments as it will be called with."""
+        if self.kind == "cfunc":
+            return
+        function = self.fun.py_func if self.kind == "njit" else self.fun
+        given = ["dst", *"abcdefghij"[:n_src], "ith", "nth", *["userdata"] * (self.userdata is not None)]
+        try:
+            inspect.signature(function).bind(*given)
+        except TypeError:
+            name = getattr(function, "__name__", "the function")
+            raise TypeMismatch(f"{op}: {name}{inspect.signature(function)} is called with {len(given)} arguments: "
+                               f"write def {name}({', '.join(given)}): ..., dst being the result's array") from None
+        except ValueError:              # a built-in function without a signature
+            return
 
     def call(self, arrays, ith, nth):
         extra = () if self.userdata is None else (self.userdata,)

@@ -16,7 +16,6 @@ import math
 import os
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 
 try:
@@ -24,6 +23,7 @@ try:
 except ImportError:             # Windows: of two writers at the same moment the later one stays
     fcntl = None
 
+from ggjit.ops.core.user_warnings import warn
 from ggjit.ops.core.whole_file import write_whole
 from ggjit.ops.native.cache_files import cache_dir
 
@@ -79,8 +79,7 @@ class MeasuredFile:
             return None
         except Exception as e:      # of any type: `accepted` is given whatever the file holds
             reason = e.strerror if isinstance(e, OSError) else f"{type(e).__name__}: {e}"
-            warnings.warn(f"{self.path} is not used ({reason}); what it should hold will be measured again",
-                          stacklevel=2)
+            warn(f"{self.path} is not used ({reason}); what it should hold will be measured again")
             return None
 
     @property

@@ -44,7 +44,7 @@ from ggjit.ops.native.waiting import pause, sched_yield
 
 # byte offsets of the views inside a NODE row
 DST = WORD * N_DST
-SRC0, SRC1, SRC2, SRC3, SRC4 = (WORD * (N_SRC + V_WORDS * i) for i in range(5))
+SRC0, SRC1, SRC2, SRC3, SRC4, SRC5 = (WORD * (N_SRC + V_WORDS * i) for i in range(6))
 CHUNK, CHUNK2 = WORD * N_CHUNK, WORD * (N_CHUNK + 1)
 
 # byte offsets in the sync page

@@ -13,8 +13,10 @@ from ggjit.core.arguments import nearest
 COMMANDS = {
     "demo": "the main job: real sentences through the real MiniLM, nearest neighbours, speed, memory plan",
     "embed": "sentence embeddings",
+    "rerank": "which of some texts answer a query best, by a reranker",
     "generate": "continue a text",
     "chat": "a conversation with a model",
+    "serve": "a model over HTTP: OpenAI's chat, completions, embeddings, and llama.cpp's tokenize, metrics, slots",
     "finetune": "train a LoRA adapter beside the frozen, also quantised, weights of a model",
     "bench": "speed of a model, as llama-bench: pp = prompt processing, tg = text generation",
     "transcribe": "text from a recording, with times (Whisper)",

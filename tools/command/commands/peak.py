@@ -39,11 +39,12 @@ def run(args):
         report.to_csv(args.csv)
     result = {"peak": report.peak, "lower_bound": report.lower_bound, "planner": args.planner,
               "n_nodes": report.n_nodes, "n_buffers": report.n_buffers, "seconds": report.total_seconds,
-              "kinds": report.kinds}
+              "kinds": report.kinds, "memory": report.memory.as_dict()}
     if rows:
         result["what_if"] = rows
     if not args.json:
         console().print(report)
+        console().print(f"a process that runs it\n{report.memory}")
         if rows:
             console().print(table("what if", rows[0], [[text(*item) for item in r.items()] for r in rows],
                                   justify="right"))
