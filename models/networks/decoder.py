@@ -19,7 +19,7 @@ from ggjit.models.networks import context_shift, saved_state
 from ggjit.models.networks import decoder_graph as graphs
 from ggjit.models.networks.kv_cells import KVCells, whole_pages
 from ggjit.models.networks.load_options import LoadOptions
-from ggjit.models.networks.memory import MemoryTerm, terms_of_leaves
+from ggjit.models.networks.memory import MemoryTerm, expected_in, terms_of_leaves
 from ggjit.models.networks.network import Network
 from ggjit.models.networks.picture_tokens import PictureTokens
 from ggjit.models.networks.pooling import RANK, Pooling
@@ -131,8 +131,16 @@ class Decoder(Network):
             [term for kind, leaves in terms.items() for term in terms_of_leaves(kind, leaves)]
 
     def expected_kept(self):
-        sizes = {kind: sum(t.nbytes for t in leaves) for kind, leaves in graphs.kept_by_kind(self).items()}
-        return [MemoryTerm(kind, nbytes, nbytes) for kind, nbytes in sizes.items()]
+        kinds = graphs.kept_by_kind(self)
+        if len(kinds) < 2:
+            return [term for kind in kinds for term in expected_in(kind, self._kept_buffers(), self)]
+        found = {}                          # states and caches of different layers lie in one buffer
+        for kind, leaves in kinds.items():
+            for t in leaves:
+                device = None if t.buffer.buft.device is self.backend.device else t.buffer.buft.device.name
+                found[kind, device] = found.get((kind, device), 0) + t.nbytes
+        return [MemoryTerm(kind, n, n) if device is None else MemoryTerm(kind, n, device=device)
+                for (kind, device), n in found.items()]
 
     @property
     def kv_nbytes(self):

@@ -98,7 +98,7 @@ def make_cache(m):
     for i, block in enumerate(m.description.blocks):
         m.cache.append([m.kv_ctx.new_tensor(type_, ne, f"{name} {i}") for name, type_, ne in
                            block.cache(cache_sizes(m))])
-        where = m.offload.backend_of(f"blk.{i}.") or m.backend
+        where = m.offload.keeps(i) or m.backend
         by_backend.setdefault(where, []).extend(m.cache[-1])
     m.recurrent = any(leaf.name.startswith("state") for kept in m.cache for leaf in kept)
     m.cells.has_states = m.recurrent

@@ -42,7 +42,7 @@ def network_of(file, options):
 @takes_other_names(LOADING)
 @typed_call
 def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, strict=True,
-               validate=False, lora=(), devices=None, vision=None, **options):
+               validate=False, lora=(), devices=None, override_tensor=(), vision=None, **options):
     """Load a GGUF model: `.tokenize .logits .embed .generate`.
 
     path: of the file; None: the small model that comes with the package (docs/austen.md).
@@ -56,6 +56,7 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     mapped, not read, but for repacked ones and those on a GPU.
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
     output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.
+    override_tensor: {pattern: "CPU" or the GPU's name}: where tensors whose names match lie, before all other rules.
     devices: the layers are spread over these by memory and measured speed, such as cl.devices of gg.cluster; what does
     not fit stays here, and a device that would make nothing faster gets nothing (`m.explain()`).
     strict: a file with tensors or settings that the network does not use is refused, with their names: it is another
@@ -74,9 +75,11 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     if not isinstance(path, str | os.PathLike):
         raise TypeMismatch(f"load_model takes the path of a GGUF file, got {type(path).__name__}")
     options = LoadOptions.of(options, backend=backend, n_threads=n_threads, reserve=reserve, n_gpu_layers=n_gpu_layers,
-                             cpu_moe=cpu_moe, strict=strict, lora=lora, devices=devices, vision=vision)
-    if devices is not None and (n_gpu_layers is not None or cpu_moe):
-        raise ParamError("devices chooses the layers of each device; leave out n_gpu_layers and cpu_moe")
+                             cpu_moe=cpu_moe, strict=strict, lora=lora, devices=devices, vision=vision,
+                             override_tensor=override_tensor)
+    if devices is not None and (n_gpu_layers is not None or cpu_moe or override_tensor):
+        raise ParamError("devices chooses the layers of each device; leave out n_gpu_layers, cpu_moe and "
+                         "override_tensor")
     if "NULL" in str(backend).upper():
         raise ParamError("the NULL device computes nothing; load on \"CPU\", or measure with `ggjit peak`")
     file = GGUFFile(path)
