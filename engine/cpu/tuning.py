@@ -118,7 +118,7 @@ def measure(type, tiles=None, layouts=None, lengths=LENGTHS, nbytes=WEIGHTS_NBYT
 
 
 def choose(type, **how):
-    """The Choice for `type`; measured."""
+    """The Choice for `type`, found by measuring."""
     seconds, others = measure(type, **how)
     seconds = {name: s for name, s in seconds.items() if name not in others}
     tiles = {t: seconds[str(t)] for t in candidates(type) if str(t) in seconds}

@@ -268,7 +268,7 @@ def cases():
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    """Each dimension is a product with a matrix of weights: the product with its transpose."""
+    """In each dimension upscaling is a product with a matrix; its gradient is the product with the transpose."""
     a, mode = t.src[0], int(t.op_params[0])
 
     def of_a():
