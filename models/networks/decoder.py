@@ -209,7 +209,7 @@ class Decoder(Network):
         return [(n, self.cells.rounded(n), 1, False, 1) for n in (1, 4, 64) if n <= self.n_ctx]
 
     def _later_shapes(self):
-        """A prompt is followed by single tokens."""
+        """Shapes of the steps that follow a prompt: single tokens."""
         return self._common_shapes()[:1]
 
     def _compared_shapes(self):
@@ -293,7 +293,7 @@ class Decoder(Network):
 
     @property
     def _weights_as_read(self):
-        """Was no weight written to since the text began?"""
+        """Is every weight as it was when the text began?"""
         return self._read_with == self._weight_versions()
 
     @property

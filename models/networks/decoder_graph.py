@@ -87,7 +87,7 @@ def load_weights(m):
 def _load_output(m, want, d):
     tied = m.description.tied
     m.out = None if tied else want("output.weight", d, m.n_vocab, optional=tied is None)
-    if m.out is None:                    # tied; on the GPU a copy, the embedding itself stays where it is
+    if m.out is None:                    # tied to the embedding, of which a GPU gets a copy
         m.out = want("token_embd.weight", d, m.n_vocab, named="output.weight") \
             if m.offload.has("output.weight") else m.embd
 
