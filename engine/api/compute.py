@@ -28,13 +28,15 @@ def compute(*outputs, backend=None, planner="ggml"):
     """Allocate, run and read: the values of the tensors, one array or a tuple.
 
         y = gg.soft_max(gg.mul_mat(a, b))
-        gg.compute(y)                       # ndarray
+        gg.compute(y)                       # ndarray; gg.compute(graph) gives its outputs
 
     Leaves must have memory (from_numpy, alloc_ctx_tensors).  backend: a Backend that reaches it; by default the CPU.
     For repeated runs make a Graph and a plan instead.
     """
     if not outputs:
         raise ParamError("compute needs at least one tensor")
+    if len(outputs) == 1 and isinstance(outputs[0], Graph):
+        outputs = outputs[0].outputs
     refuse_nesting()
     backend = default_backend() if backend is None else expect(backend, Backend, "compute")
     graph = Graph(*outputs)

@@ -12,5 +12,6 @@ Read in this order:
     config, lifetime, html_repr     settings; handles and clean-up; how objects look in notebooks
     kernels_ahead, content_key      how many kernels are still to be compiled; what bytes are known by
     other_names                     names of NumPy and PyTorch, and what stands for them here
+    process_memory                  what the process holds, as the system counts it
     fixed                           attributes and lists that stay as they were made
 """

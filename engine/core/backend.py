@@ -42,14 +42,20 @@ class Device(Handle, HtmlRepr):
     @property
     def props(self):
         """Capabilities as a dict (ggml_backend_dev_props): "async" is `is_async`, the others are by default True where
-        the device defines the slot."""
+        the device defines the slot, "events" where `event_new` gives one."""
         free, total = self.memory()
         overrides = lambda slot: getattr(type(self), slot) is not getattr(Device, slot)     # noqa: E731
         return {"name": self.name, "description": self.description, "type": self.type, "memory_free": free,
                 "memory_total": total, "device_id": None, "async": bool(self.is_async),
                 "host_buffer": self.host_buffer_type() is not None,
                 "buffer_from_host_ptr": overrides("buffer_from_host_ptr"),
-                "mmap_support": overrides("buffer_from_host_ptr"), "events": overrides("event_new")}
+                "mmap_support": overrides("buffer_from_host_ptr"), "events": self._has_events()}
+
+    def _has_events(self):
+        event = self.event_new()
+        if event is not None:
+            self.event_free(event)
+        return event is not None
 
     def memory(self):
         """(free, total) bytes; (0, 0) where unknown."""

@@ -12,6 +12,7 @@
 import ast
 import base64
 import json
+import pathlib
 import re
 import struct
 
@@ -38,6 +39,14 @@ PATTERNS = {
     rf"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}{_SLASH}":
         ("gpt-4o", "gpt-4o"),
     rf"{_LEAD}{_UPPER}*{_LOWER}+|{_LEAD}{_UPPER}+{_LOWER}*|\p{{N}}{_SLASH}": ("tekken", "tekken")}
+
+
+def inside(folder, name, by):
+    """The path of a file that `by` names, in the folder.  Errors: BadFile for a name that leads elsewhere."""
+    pure = pathlib.PureWindowsPath(name)                # knows both kinds of separators, and drives
+    if not name or pure.drive or pure.root or ".." in pure.parts or "\0" in name:
+        raise BadFile(f"{by}: names the file {name!r}, which is not in its folder; fetch the model again")
+    return folder / name
 
 
 def read_json(path, needed=True, kind=dict):

@@ -11,6 +11,7 @@ holds -|i - j|; windows reach half their width to both sides.
 import numpy as np
 
 import ggjit as gg
+from ggjit.core.arguments import typed_methods
 from ggjit.models.blocks.description import Loader, Scope, mask_name
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families.registry import ENCODERS
@@ -21,6 +22,7 @@ VECTOR, HIDDEN, PAIR = "vector", "hidden", "pair"       # what a graph is to giv
 FARTHEST = 128                  # from this distance on all tokens share T5's last bucket
 
 
+@typed_methods
 class Encoder(Network):
     """`m.embed(["a text", ...])` -> (n, dim) float32, `m.hidden(ids)`; of rerankers `m.rerank(query, texts)`."""
     REPACKS = True                  # many columns at a time: every layout is faster then

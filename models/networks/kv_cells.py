@@ -86,7 +86,7 @@ class Text:
             mapping.since = 0
 
     def cut(self, n, state_row):
-        """The first n tokens, and the states as they were then."""
+        """Keep the first n tokens of the text, and the states as they were after them."""
         del self.ids[n:]
         self.state_row, self.broken = state_row, not self.holds(n)
         self.exact = self.exact if self.exact < n else ALL
@@ -246,6 +246,17 @@ class KVCells:
                 for i, stop, start in chunks(past, n, window):
                     if start > seen:
                         mask[at + i:at + stop, mapping.at(seen, start)] = -np.inf
+
+    def open_mask(self, inputs, at, text, start, stop, paged):
+        """The next tokens start .. stop - 1 of a text, which are the batch's from `at` on, see each other, also those
+        behind."""
+        past = len(text.ids)
+        for window, _, mask, _ in self._windows:
+            columns = np.arange(past + start, past + stop) if paged else \
+                text.mappings[window].at(past + start, past + stop)
+            rows = inputs[mask][at + start:at + stop]
+            for i in range(stop - start):
+                rows[i, columns[i + 1:]] = 0
 
     def mask(self, window, n):
         """(n, n): what the first n tokens of a text see of each other."""

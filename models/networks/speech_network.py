@@ -84,6 +84,9 @@ class SpeechNetwork(Network):
             self._cache_buffer.free()
             self._cache_buffer = None
 
+    def _kept_buffers(self):
+        return [] if self._cache_buffer is None else [self._cache_buffer]
+
     def free(self):
         with self._lock:
             super().free()

@@ -74,11 +74,16 @@ class Speech(SpeechModel):
     def __init__(self, network):
         self.network = network
         try:
-            self.vocab = Vocabulary(network.file, network.n_vocab)
-            self.mel = LogMel(network.mel_filters)
+            with network.growth_of_text:
+                self.vocab = Vocabulary(network.file, network.n_vocab)
+                self.mel = LogMel(network.mel_filters)
         except BaseException:
             network.free()
             raise
+
+    def memory(self):
+        """A MemoryUse: the bytes that the model takes from this process now, by term (m.memory() of load_model)."""
+        return self.network.memory()
 
     # ------------------------------------------------------------ text
     @typed_call

@@ -1,11 +1,11 @@
 """What all speech models share: sounds, the detector of speech, names of tensors, memory."""
 import os
 import pathlib
-import warnings
 
 from ggjit.models.files.sound import Sound, open_sound, with_samples
 from ggjit.models.networks.silero import find_silero, load_vad
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.user_warnings import warn
 
 
 class SpeechModel:
@@ -58,9 +58,8 @@ class SpeechModel:
         if self._vad is None:
             path = find_silero(pathlib.Path(self.network.file.path).parent)
             if path is None:
-                warnings.warn(f"no voice detector beside {self.network.file.path}: silence is heard too. Put "
-                              f"whisper.cpp's ggml-silero-v6.2.0.bin there, name it in GGJIT_VAD, or say vad=False",
-                              stacklevel=4)
+                warn(f"no voice detector beside {self.network.file.path}: silence is heard too. Put "
+                              f"whisper.cpp's ggml-silero-v6.2.0.bin there, name it in GGJIT_VAD, or say vad=False")
                 return None
             self._vad = load_vad(path)
         return self._vad

@@ -25,7 +25,7 @@ import numpy as np
 
 from ggjit.models.core.checks import integer
 from ggjit.models.text.generation import Generation
-from ggjit.ops.core.errors import QueueFull
+from ggjit.ops.core.errors import ParamError, QueueFull
 from ggjit.ops.core.interrupts import defer_interrupts
 
 LEAST_SHARED = 16               # tokens: fewer are read again
@@ -93,6 +93,7 @@ class RunningBatch:
         self._lock = threading.Lock()           # of `waiting`
         self.spent = {"prefill": [0, 0.0], "decode": [0, 0.0]}  # tokens, seconds
         self.n_shared = self.n_ended = 0
+        self.is_paused = False                  # nothing begins; what is in work goes on
 
     # ------------------------------------------------------------ from outside
     def submit(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, priority=0, on_piece=None, **options):
@@ -110,6 +111,8 @@ class RunningBatch:
 
     def add(self, run, priority=0, on_piece=None):
         """As `submit`, of a Generation that has not begun."""
+        if run.context_shift or run.speculation is not None:
+            raise ParamError("context_shift and speculative work for one prompt at a time; leave them out")
         self.model._checked_ids(run.prompt_ids, self.model.n_ctx)
         sequence = BatchSequence(run, next(self._numbers), priority, on_piece)
         with self._lock:
@@ -135,7 +138,23 @@ class RunningBatch:
             sequence.cancel()
         with self.model._lock:
             self._leave()
-            self._drop_kept(len(self.kept))
+            if self.model.cache_owner is self._mark:
+                for text, _ in self.kept:
+                    self.model.cells.close(text)
+            self.kept.clear()
+
+    def fail(self, error):
+        """All sequences end by this error; in the thread of `turn`."""
+        with self._lock:
+            waiting, self.waiting = self.waiting, []
+        self._flying.clear()
+        if self.model.cache_owner is not self._mark:
+            for s in self.working:
+                s.text = None
+            waiting, self.working = [*waiting, *self.working], []
+        for s in (*waiting, *self.working):
+            s.steps.close()
+            self._ended(s, error)
 
     # ------------------------------------------------------------ one turn
     def turn(self):
@@ -254,7 +273,7 @@ class RunningBatch:
 
     # ------------------------------------------------------------ who begins
     def _admit(self):
-        while self.waiting:
+        while self.waiting and not self.is_paused:
             s = self.waiting[0]
             n_predict, n_ctx = s.run.answer.n_predict, self.model.n_ctx
             n, ids = (len(s.run.prompt_ids) + n_predict if n_predict >= 0 else n_ctx), s.known
@@ -354,11 +373,6 @@ class RunningBatch:
             self.kept.remove(other)             # all of it is in the new one
             cells.close(other[0])
         self.kept.append((text, min(n, equal_tokens(len(sequence.run.prompt_ids), self.model.n_batch))))
-
-    def _drop_kept(self, n):
-        for text, _ in self.kept[:n]:
-            self.model.cells.close(text)
-        del self.kept[:n]
 
 
 def equal_tokens(n_prompt, n_batch):

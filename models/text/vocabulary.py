@@ -198,10 +198,15 @@ class Tokenizer:
         return part
 
     def _bytes(self, id, kind):
-        """Bytes of a normal or byte token."""
+        """The bytes that a normal token or a byte token stands for."""
         raise NotSupported(f"{type(self).__name__} has no bytes")
 
     # ---------------------------------------------------------------- the vocabulary
+    @property
+    def is_built(self):
+        """Was a text encoded before?  What that takes is made then."""
+        return "_to_ids" in vars(self)
+
     @functools.cached_property
     def _to_ids(self):
         if len(self._vocab) < self.n_vocab:

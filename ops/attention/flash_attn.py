@@ -13,7 +13,7 @@ import numpy as np
 
 from ggjit.ops.attention import flash_attn_decode, flash_attn_prefill
 from ggjit.ops.attention.flash_attn_rows import Variant
-from ggjit.ops.core.builders import looks_further
+from ggjit.ops.core.builders import writes_in_c
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis
@@ -60,7 +60,7 @@ def flash_attn_ext(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, 
     return q.ctx.node(OP.FLASH_ATTN_EXT, F32, ne, (q, k, v, mask, None), params, ndim=max(3, q.ndim))
 
 
-@looks_further
+@writes_in_c
 def flash_attn_ext_set_prec(a: Tensor, prec: int):
     """The attention `a` with precision `prec` (PREC_DEFAULT or PREC_F32) noted in parameter 3; both compute in F32.
 
@@ -74,7 +74,7 @@ def flash_attn_ext_set_prec(a: Tensor, prec: int):
     return _again(a, a.src, int(prec))
 
 
-@looks_further
+@writes_in_c
 def flash_attn_ext_add_sinks(a: Tensor, sinks: Tensor):
     """The attention `a` with one more score per head, sinks[h], that has no value: it only takes weight.
 
@@ -256,7 +256,8 @@ def gradient(g, t, dy):
         return p, g.step(g.scale_bias(g.cont(rows), 1.0, -NOTHING / 10)), bent
 
     def parts():
-        """(p, dp, ds up to the slope of what the softmax is taken of, tanh), once for all sources"""
+        """Values that the gradients of all sources share, made once: (p, gradient of the output, dp, gradient of the
+        softmax's input, tanh of the capped scores).  p: the weights, dp: their gradient."""
         p, seen, bent = weights()
         do = g.cont(g.permute(dy, 0, 2, 1, 3))
         dp = g.mul_mat(v32, do)

@@ -29,6 +29,10 @@ class IndexRangeError(GgjitError, IndexError):
     """An id, row number, position or byte range outside its tensor."""
 
 
+class NoSuchName(GgjitError, KeyError):
+    """A name that a table of names does not hold."""
+
+
 class StaleHandle(GgjitError, ReferenceError):
     """A tensor, context or buffer that was freed."""
 

@@ -25,7 +25,6 @@ import pathlib
 import re
 import sys
 import time
-import warnings
 
 import llvmlite
 import numba
@@ -40,6 +39,7 @@ from numba.extending import intrinsic
 from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.interrupts import defer_interrupts
 from ggjit.ops.core.locks import ForkLock
+from ggjit.ops.core.user_warnings import warn
 from ggjit.ops.native import cache_files, isa, waiting
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, codegen, unknown
 from ggjit.ops.native.kernel_pack import SHIPPED
@@ -55,7 +55,7 @@ def _helper(**options):
 
 
 inline = _helper(fastmath=FASTMATH)
-exact = _helper(fastmath=False)                  # without fastmath of its own it would inherit its caller's
+exact = _helper(fastmath=False)                  # a function that sets no fastmath itself is compiled with its caller's
 # a helper called per tensor with a table of arrays: a real call would hand over every array in seven words
 inlined = _helper(fastmath=False, forceinline=True)
 
@@ -306,7 +306,7 @@ class _ObjectCache:
     def _warn(self, path, what):
         if not self._warned:
             self._warned = True
-            warnings.warn(f"kernel cache {path.parent}: {what}; GGJIT_CACHE_DIR chooses another place", stacklevel=3)
+            warn(f"kernel cache {path.parent}: {what}; GGJIT_CACHE_DIR chooses another place")
 
 
 CACHE = _ObjectCache()

@@ -222,6 +222,7 @@ def test_memory_is_that_of_a_piece(name, big, tmp_path, need, monkeypatch):
     """However large a tensor is: rows as they lie, or in the order of a view."""
     need("gguf", "names of keys and tensors")
     monkeypatch.setattr(convert_module, "PIECE", 1 << 14)
+    monkeypatch.setattr(convert_module, "loader_rules", lambda path: None)     # one matrix is too large for the others
     source, x = folder(tmp_path, name), tensors(name)
     shape = (1 << 15, D) if "query" not in big else (96, 1 << 13)
     x[big] = np.resize(x[big], shape)
@@ -234,6 +235,35 @@ def test_memory_is_that_of_a_piece(name, big, tmp_path, need, monkeypatch):
     finally:
         tracemalloc.stop()
     assert max(t.nbytes for t in f.tensors.values()) >= 1 << 20 and peak < 1 << 19, peak
+
+
+@pytest.mark.parametrize("shard", ["../other.safetensors", "/etc/other.safetensors", "a/../../other.safetensors",
+                                   "C:\\other.safetensors", "..\\other.safetensors", ""])
+def test_shards_outside_the_folder_are_not_read(shard, tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    source = folder(tmp_path, "llama")
+    save_safetensors(tmp_path / "other.safetensors", tensors("llama"))
+    index = {"weight_map": dict.fromkeys(tensors("llama"), shard)}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(gg.BadFile, match="index.json: names the file .* which is not in its folder"):
+        convert(source, tmp_path / "c.gguf")
+    assert not (tmp_path / "c.gguf").exists()
+
+
+@pytest.mark.parametrize("change", [
+    lambda x: x.pop("model.layers.0.mlp.up_proj.weight"),
+    lambda x: x.update({"model.norm.weight": np.ones(D + 32, np.float32)}),
+    lambda x: x.update({"model.layers.0.mlp.up_proj.weight": np.ones((5, D), np.float32)})],
+    ids=["missing", "norm", "up"])
+def test_what_the_loader_refuses_is_not_written(change, tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    source, x, out = folder(tmp_path, "llama"), tensors("llama"), tmp_path / "m.gguf"
+    change(x)
+    save_safetensors(source / "model.safetensors", x)
+    out.write_bytes(b"before")
+    with pytest.raises(gg.ModelError, match="cannot be loaded: .*; nothing was written"):
+        convert(source, out, force=True)
+    assert out.read_bytes() == b"before" and sorted(p.name for p in tmp_path.iterdir()) == ["llama", "m.gguf"]
 
 
 # ---------------------------------------------------------------- vocabularies
