@@ -17,7 +17,7 @@ import numpy as np
 from ggjit.alloc.ggml.alias import MODERN, THROUGH_VIEWS
 from ggjit.alloc.ggml.graph_record import EV_ALLOC, EV_TRIM
 from ggjit.alloc.ggml.legacy.graph_alloc_2023 import plan_2023
-from ggjit.alloc.ggml.problem import ggml_plan
+from ggjit.alloc.ggml.problem import Problem, ggml_plan
 from ggjit.alloc.offsets.chunked import plan_chunks
 from ggjit.alloc.offsets.planners import Clock, plan_offsets
 from ggjit.alloc.plan_request import PlanOptions
@@ -41,7 +41,7 @@ def plan_graph(request, options=_GGML):
 
     Errors: GraphError (cycle, foreign or repeated tensor), ShapeError (sizes), IndexRangeError (ids), ParamError.
     """
-    make = functools.partial(request.problem, options.in_place_ops)
+    make = functools.partial(Problem, request, options.in_place)
     if options.planner == "ggml-2023":
         return plan_2023(make(), options.parse_seq)
     if options.planner == "ggml":

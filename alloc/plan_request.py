@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from ggjit.alloc.ggml.problem import Problem, check_alignment, check_time_limit
+from ggjit.alloc.ggml.problem import check_alignment, check_time_limit
 from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.record import MAX_SRC, T_SRC, T_VIEW_SRC
 from ggjit.ops.core.spec import in_place_table
@@ -45,14 +45,10 @@ class PlanRequest:
 
     def __post_init__(self):
         given = self.max_size
-        self.alignment = [check_alignment(a) for a in _per_buffer(self.alignment, self.n_buffers, "alignment")]
         self.max_size = _per_buffer(given, self.n_buffers, "max_size")
-        if not all(x is None or is_whole(x, 1) for x in self.max_size):
+        if not all([x is None or is_whole(x, 1) for x in self.max_size]):
             raise ParamError(f"max_size {given!r}: expected positive bytes")
-
-    def problem(self, in_place):
-        """The Problem that planners work on.  Errors: GraphError, ShapeError, IndexRangeError, ParamError."""
-        return Problem(self, in_place)
+        self.alignment = [check_alignment(a) for a in _per_buffer(self.alignment, self.n_buffers, "alignment")]
 
     def in_order(self, pick):
         """The request with its nodes in another order.  pick: for each place the number of the node."""
@@ -84,7 +80,7 @@ class PlanOptions:
     time_limit   seconds "best" may search
     capacity     bytes; "best" stops at the first plan that fits
     node_limit   search nodes of "best" in place of time: the same call gives the same plan everywhere
-    in_place     bool array by op number; default: the set of the chosen ggml version
+    in_place     the ops that may work in place, uint8 by op number; default: the set of the chosen ggml version
     parse_seq    "ggml-2023" only: node positions, -1 for barriers
     remember     "best": the plan found when the same was asked last, so that what was announced is what is taken,
                  however busy the machine was in either search
@@ -109,14 +105,8 @@ class PlanOptions:
             value = getattr(self, name)
             if value is not None and not is_whole(value, 0):
                 raise ParamError(f"{name} {value!r}: expected {unit}, a whole number >= 0, or None")
-
-    @property
-    def in_place_ops(self):
-        """The ops that may work in place, uint8 by op number."""
-        found = self.in_place
-        if found is None:
-            found = in_place_table(self.planner != "ggml-2023")
-        return np.ascontiguousarray(found, np.uint8)
+        ops = in_place_table(self.planner != "ggml-2023") if self.in_place is None else self.in_place
+        object.__setattr__(self, "in_place", np.ascontiguousarray(ops, np.uint8))
 
 
 def _per_buffer(value, n, name):

@@ -3,6 +3,7 @@ import dataclasses
 
 import numpy as np
 
+from ggjit.alloc.ggml.problem import Problem
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.orders.exact_order import Bytes
 from ggjit.alloc.orders.memory_order import legal_edges, memory_order
@@ -27,7 +28,7 @@ def reorder(request, beam=8, in_place=None):
     searched = dataclasses.replace(options, planner="best", node_limit=PLAN_NODES)
     request = PlanRequest(request.table, np.asarray(request.node_ids, np.int64), request.leaf_ids, request.sizes,
                           request.outputs)
-    problem = dataclasses.replace(request, sizes=padded(request.sizes), alignment=1).problem(options.in_place_ops)
+    problem = Problem(dataclasses.replace(request, sizes=padded(request.sizes), alignment=1), options.in_place)
     found = memory_order(problem, beam)
 
     def planned(pick, options=options):

@@ -15,7 +15,8 @@ import numpy as np
 
 from ggjit.alloc import plots
 from ggjit.alloc.csvio import defused, write_problem
-from ggjit.alloc.ggml.alias import CAUSE_TEXT, NOTHING_TO_PLACE
+from ggjit.alloc.ggml.alias import CAUSE_TEXT, IN_PLACE, NOTHING_TO_PLACE
+from ggjit.alloc.ggml.problem import live_bytes
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
@@ -137,11 +138,15 @@ class MeasureReport:
         self.peak, self.lower_bound, self.ggml_peak = plan.peak, plan.lower_bound, plan.ggml_peak
         self.chunk_sizes, self.seconds = [list(c) for c in plan.chunk_sizes], plan.seconds
         self.n_steps, self.n_nodes, self.n_buffers = plan.n_steps, len(plan.node_buffer), len(plan.a_id)
-        self.live = plan.live()
         self.boxes = np.stack([plan.a_lo, plan.a_hi, plan.a_size, plan.a_offs, plan.a_buffer, plan.a_chunk], axis=1)
         self.causes = {text: int((plan.cause == k).sum()) for k, text in enumerate(CAUSE_TEXT)
                        if k != NOTHING_TO_PLACE and (plan.cause == k).any()}
-        self.n_in_place = plan.n_in_place
+        self.n_in_place = self.causes.get(CAUSE_TEXT[IN_PLACE], 0)
+
+    @functools.cached_property
+    def live(self):
+        """Bytes live at every step, (n_steps,)."""
+        return live_bytes(*self.boxes[:, :3].T, self.n_steps)
 
     @functools.cached_property
     def rows(self):

@@ -22,6 +22,7 @@ import alloc_recorded
 
 from ggjit.alloc import IN_PLACE_OPS, plan_offsets, validate
 from ggjit.alloc.csvio import read_problem, write_problem
+from ggjit.alloc.ggml.problem import Problem
 from ggjit.alloc.offsets import greedy, planners
 from ggjit.alloc.offsets.planners import Clock, Planner
 from ggjit.alloc.offsets.sections import Instance
@@ -219,7 +220,7 @@ def order_table(nets):
     show(*["---"] * 8)
     for name, g in nets:
         t, new = best_of(lambda g=g: alloc_graphs.ordered(*args(g)), 1)
-        proof = memory_order(PlanRequest(*args(g), alignment=1).problem(IN_PLACE_OPS))
+        proof = memory_order(Problem(PlanRequest(*args(g), alignment=1), IN_PLACE_OPS))
         size = dict(zip(g.nodes, g.sizes[0], strict=True))
         a = alloc_graphs.plan_table(*args(g), planner="best")
         b = alloc_graphs.plan_table(g.table, new, g.leafs, (np.array([size[i] for i in new.tolist()]), g.sizes[1]),
@@ -242,7 +243,7 @@ def family_table(n_seeds):
             g = make(seed)
             if len(g.nodes) < 3:
                 continue
-            p = PlanRequest(*args(g)[:3], padded(g.sizes), alignment=1).problem(IN_PLACE_OPS)
+            p = Problem(PlanRequest(*args(g)[:3], padded(g.sizes), alignment=1), IN_PLACE_OPS)
             proof = memory_order(p)
             t, new = best_of(lambda g=g: alloc_graphs.ordered(*args(g)), 1)
             first, given, peak = (alloc_graphs.plan_table(g.table, order, g.leafs, (g.nbytes(order), g.sizes[1]),

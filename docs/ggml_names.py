@@ -42,7 +42,8 @@ ggml_get_data(_f32)? | gg.Tensor.numpy, gg.Tensor.bytes |
 ggml_(get_name|format_name) | gg.Tensor.name |
 ggml_set_loss | gg.set_loss |
 ggml_(nelements|nrows|n_dims) | gg.Tensor.ne |
-ggml_nbytes(_pad)? | gg.Tensor.nbytes |
+ggml_nbytes | gg.Tensor.nbytes |
+ggml_nbytes_pad | - | -(-t.nbytes // 16) * 16: room in a ggml context, which has no arena here
 ggml_(is_empty|is_scalar|is_vector|is_matrix|is_3d|are_same_shape) | gg.Tensor.ne | compare tuples
 ggml_(is_permuted|is_transposed|are_same_stride) | gg.Tensor.nb | compare tuples
 ggml_(is_contiguous_channels|is_contiguous_to_[123]|is_contiguously_allocated) | gg.Tensor.nb | compare tuples
@@ -144,12 +145,14 @@ ggml_gallocr_reserve(_n)? | gg.GraphAllocator.reserve |
 ggml_gallocr_(alloc_graph|free) | gg.GraphAllocator.\1 |
 ggml_tallocr_\w+ | gg.BumpAllocator, gg.TensorAllocator | the second is ggml's of 2023: it frees too
 
-ggml_cpu_has_\w+ | ggjit.ops.native.isa | GGJIT_CPU forces avx512, avx2 or generic
+ggml_cpu_has_\w+ | ggjit.ops.native.isa | GGJIT_CPU forces avx512, avx2, neon or generic
 ggml_cpu_(get_\w+|init|extra_\w+) | - | internal
 ggml_cpu_fp\w+|ggml_cpu_bf\w+ | gg.quantize, gg.dequantize |
 ggml_opt_dataset_(init|ndata|shuffle|get_batch|get_batch_host|data|labels|free) | gg.train.Dataset | arrays
 ggml_opt_(fit|epoch\w*|init|alloc|prepare_alloc|eval|reset|free|static_graphs) | gg.train.fit, gg.train.evaluate |
-ggml_opt_(result_\w+|loss|ncorrect) | gg.train.History |
+ggml_opt_result_(loss|accuracy|pred|ndata)|ggml_opt_ncorrect | gg.train.Evaluation | what gg.train.evaluate returns
+ggml_opt_result_\w+ | gg.train.Evaluation | a + b: of the rows of both
+ggml_opt_loss | gg.train.History |
 ggml_opt_(pred|outputs|inputs|labels) | gg.train.predict |
 ggml_opt_(\w*optimizer\w*|default_params) | gg.train.AdamW, gg.train.SGD | a schedule is lr=function of the step
 ggml_opt_grad_acc | gg.graph_get_grad_acc |
@@ -160,8 +163,11 @@ gguf_(get_val|get_arr)\w* | ggjit.models.files.gguf.GGUFFile.get | .metadata is 
 gguf_(get_n_kv|get_key|find_key|get_kv_type) | ggjit.models.files.gguf.GGUFFile.get | .metadata is a mapping
 gguf_(get_n_tensors|find_tensor|get_tensor)\w* | ggjit.models.files.gguf.TensorInfo | .tensors is a mapping
 gguf_get_(version|alignment|data_offset) | ggjit.models.files.gguf.GGUFFile | .version, .alignment, .data_offs
-gguf_(free|type_name) | - | Python frees; values are Python's
-gguf_(add|set|remove|write|init_empty|get_meta)\w* | - | the gguf package writes files: pip install 'ggjit[models]'
+gguf_free | - | Python frees
+gguf_type_name | ggjit.models.files.gguf.type_name |
+gguf_(write_to_file\w*|add_tensor|set_tensor_(data|type)) | ggjit.models.save_gguf | all tensors in one call
+gguf_(set_\w+|init_empty|remove_key) | ggjit.models.save_gguf | metadata is a dict: set, merge and delete its keys
+gguf_get_meta\w* | ggjit.models.save_gguf | the whole file; .metadata of a GGUFFile is what was read
 """
 HEAD = """\
 # ggml's names

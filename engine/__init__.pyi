@@ -24,6 +24,7 @@ from ggjit.ops.core.errors import (
     OutOfMemory as OutOfMemory,
     Overwritten as Overwritten,
     ParamError as ParamError,
+    QueueFull as QueueFull,
     ReadOnly as ReadOnly,
     ShapeError as ShapeError,
     StaleHandle as StaleHandle,

@@ -39,6 +39,7 @@ from ggjit.ops.core.progress import show_in as _show_in
 from ggjit.ops.core.typed_errors import typed_errors as _typed_errors
 from ggjit.ops.core.types import BY_NAME as _types
 from ggjit.ops.core.types import Type
+from ggjit.ops.core.user_warnings import GgjitWarning
 from ggjit.ops.native.jit import CACHE as _CACHE
 from ggjit.ops.types.quantize import dequantize, quantize
 from ggjit.ops.types.validate import validate_row_data

@@ -5,6 +5,7 @@
     release.py          makes the tag of a release (`python -m ggjit.tools.release`)
     stubs.py            writes the .pyi files (`python -m ggjit.tools.stubs`)
     ship_kernels.py     compiles the kernels that a wheel carries
+    arm_code.py         the machine code of products for ARM processors, on any machine
     embedded_model.py   trains the model that the package carries
 """
 if not __name__.startswith("ggjit"):

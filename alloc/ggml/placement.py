@@ -4,7 +4,7 @@ from numba import from_dtype
 
 from ggjit.alloc.ggml import graph_record as col
 from ggjit.alloc.ggml.alias import IN_PLACE
-from ggjit.alloc.ggml.free_list import CAP_BLOCKS, CHUNK_HEAD, HEAD, N_CHUNKS, list_alloc, list_free
+from ggjit.alloc.ggml.free_list import list_alloc, list_free
 from ggjit.alloc.ggml.graph_record import base_of, graph_at, pad
 from ggjit.ops.core.record import T_VIEW_SRC, T_WORDS
 from ggjit.ops.native.jit import array_maker, i64s, native
@@ -42,16 +42,6 @@ def replay(address, states, words):
         if not list_free(st, a, x.chunk, start, nbytes):
             return col.NO_ROOM
     return col.OK
-
-
-def chunk_sizes(states, words, n_buffers):
-    """High-water mark of every chunk of every allocator, bytes."""
-    out = []
-    for b in range(n_buffers):
-        st = states[b * words:(b + 1) * words]
-        step = CHUNK_HEAD + 2 * int(st[CAP_BLOCKS])
-        out.append([int(st[HEAD + c * step + 1]) for c in range(int(st[N_CHUNKS]))])
-    return out
 
 
 @native("i64(i64, i64, i64)")

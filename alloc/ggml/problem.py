@@ -9,10 +9,10 @@ import numpy as np
 
 from ggjit.alloc.ggml import graph_record as col
 from ggjit.alloc.ggml.alias import CAUSE_TEXT, IN_PLACE, MODERN, THROUGH_VIEWS, alias_modern
-from ggjit.alloc.ggml.free_list import UNBOUNDED, new_states
+from ggjit.alloc.ggml.free_list import CAP_BLOCKS, CHUNK_HEAD, HEAD, N_CHUNKS, UNBOUNDED, new_states
 from ggjit.alloc.ggml.graph_record import ALLOCATION, EVENT, GRAPH
 from ggjit.alloc.ggml.localize import localize
-from ggjit.alloc.ggml.placement import PLACE, chunk_sizes, replay, resolve
+from ggjit.alloc.ggml.placement import PLACE, replay, resolve
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.record import T_WORDS
 from ggjit.ops.core.whole_numbers import is_whole
@@ -151,6 +151,9 @@ _REFUSALS = {
 }
 
 
+_PLACES = [f"{side}_{name}" for side in ("node", "leaf") for name in PLACE.names]        # fields of GraphPlan
+
+
 class Problem:
     """One graph in dense rows, checked; the passes run on `graph`, a GRAPH record.
 
@@ -201,23 +204,30 @@ class Problem:
         self.raise_for(alias_modern(self.graph))
 
     def replay(self, states, words):
-        """ggml's free list; raises OutOfMemory when an allocator is bounded and too small."""
+        """Bytes of each chunk of each allocator when ggml's free list has placed everything: their highest ends.
+
+        states: the allocators, `words` words each.  Errors: OutOfMemory, when one is bounded and too small.
+        """
         if replay(self.graph, states, words) != col.OK:
             a = self.graph.allocation[int(self.graph.count["a"][0])]
             raise OutOfMemory(f"not enough space in the buffer: tensor {int(self.tensors['id'][a['first']])} needs "
                               f"{int(a['size'])} bytes; give a larger buffer or measure first")
+        chunks = []
+        for first in range(0, self.n_buffers * words, words):
+            ends = states[first + HEAD + 1:first + words:CHUNK_HEAD + 2 * int(states[first + CAP_BLOCKS])]
+            chunks.append(ends[:states[first + N_CHUNKS]].tolist())
+        return chunks
 
     def plan(self, planner, rule, sizes, ggml_peak=None):
         """Rows -> GraphPlan."""
         n, places = self.n_nodes, np.empty((self.m, len(PLACE)), np.int64)
         resolve(self.graph, int(rule == "2023"), places)
-        fields = {f"{side}_{name}": column[part] for side, part in (("node", slice(0, n)), ("leaf", slice(n, None)))
-                  for name, column in zip(PLACE.names, places.T.copy(), strict=True)}
+        fields = zip(_PLACES, (*places[:n].T.copy(), *places[n:].T.copy()), strict=True)
         ids, cause_src, made = self.tensors["id"], self.tensors["cause_src"][:n], self.allocations
         first, lo, hi, size, _, buft, chunk, offs = made.view(np.int64).reshape(-1, len(ALLOCATION)).T.copy()
         events = self.graph.event[:int(self.graph.count["events"][0])].view(np.int64).reshape(-1, len(EVENT)).copy()
         return GraphPlan(
-            planner=planner, rule=rule, n_steps=self.graph.n_steps, **fields, a_lo=lo, a_hi=hi, a_size=size,
+            planner=planner, rule=rule, n_steps=self.graph.n_steps, **dict(fields), a_lo=lo, a_hi=hi, a_size=size,
             a_buffer=buft, a_chunk=chunk, a_offs=offs,
             cause=self.tensors["cause"][:n].copy(), cause_src=np.where(cause_src >= 0, ids[cause_src], -1),
             a_id=ids[first], events=events, chunk_sizes=sizes,
@@ -247,6 +257,5 @@ def _most_live(events, a_size, keep):
 def ggml_plan(p, planner, limits, rule=MODERN):
     """Plan of a fresh Problem by ggml's own free list."""
     p.alias(rule)
-    states, words = new_states(p.n_buffers, p.m + 2, limits)
-    p.replay(states, words)
-    return p.plan(planner, "views" if rule == THROUGH_VIEWS else "modern", chunk_sizes(states, words, p.n_buffers))
+    chunks = p.replay(*new_states(p.n_buffers, p.m + 2, limits))
+    return p.plan(planner, "views" if rule == THROUGH_VIEWS else "modern", chunks)

@@ -28,13 +28,15 @@ def compute(*outputs, backend=None, planner="ggml"):
     """Allocate, run and read: the values of the tensors, one array or a tuple.
 
         y = gg.soft_max(gg.mul_mat(a, b))
-        gg.compute(y)                       # ndarray
+        gg.compute(y)                       # ndarray; gg.compute(graph) gives its outputs
 
     Leaves must have memory (from_numpy, alloc_ctx_tensors).  backend: a Backend that reaches it; by default the CPU.
     For repeated runs make a Graph and a plan instead.
     """
     if not outputs:
         raise ParamError("compute needs at least one tensor")
+    if len(outputs) == 1 and isinstance(outputs[0], Graph):
+        outputs = outputs[0].outputs
     refuse_nesting()
     backend = default_backend() if backend is None else expect(backend, Backend, "compute")
     graph = Graph(*outputs)
@@ -64,7 +66,7 @@ def _run(backend, graph, outputs):
     plan = None
     if type(backend).graph_plan_create is not Backend.graph_plan_create:
         plan = backend.graph_plan_create(graph)
-    if isinstance(plan, Plan):
+    if isinstance(plan, Plan) and not plan.graph.placed:
         plan.compute()
         return RunResults.of(plan), plan.numpy
     if isinstance(plan, ScheduledPlan):                 # its memory is the scheduler's: results are kept as copies
@@ -77,6 +79,7 @@ def _run(backend, graph, outputs):
     else:
         try:
             backend.graph_plan_compute(plan)
+            backend.synchronize()
         finally:
             backend.graph_plan_free(plan)
     backend.synchronize()

@@ -195,6 +195,7 @@ rope_set_offset(gg.rope(one(3, 2, 8), gg.tensor([0, 1, 2]), 4, 0), 2) | elements
 flash_attn_ext(one(2, 3, 64), one(2, 256, 64), one(2, 256, 64), None, 0.125) | softmax(0.125 * q @ k.swapaxes(1, 2)) @ v
 flash_attn_ext_set_prec(gg.flash_attn_ext(one(2, 3, 64), one(2, 256, 64), one(2, 256, 64)), 10) | the same attention
 flash_attn_ext_add_sinks(gg.flash_attn_ext(one(2, 3, 64), one(2, 256, 64), one(2, 256, 64)), one(2)) | one more score a head
+flash_attn_paged(one(2, 3, 64), one(2, 128, 64), one(2, 128, 64), gg.tensor(np.zeros((3, 64)), type="F16"), None, gg.tensor([[1]]), 0.125) | rows 64 to 127 are the keys
 soft_max_add_sinks(gg.soft_max_ext(one(2, 3, 4), None, 1.0, 0.0), one(2)) | one more score a head, that is left out
 mul_mat_id(one(3, 4, 8), one(2, 1, 8), gg.tensor([[0, 2], [1, 0]])) | np.einsum("tumk,tuk->tum", as_[ids], b)
 add_id(one(2, 2, 4), one(3, 4), gg.tensor([[0, 2], [1, 0]])) | a + b[ids]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ggjit.alloc.plots import boxes_of
 from ggjit.api.compute import default_backend, need_values
-from ggjit.api.measure_memory import graph_labels, measured, report_of
+from ggjit.api.measure_memory import graph_labels, graph_of, measured, report_of
 from ggjit.core.arguments import expect, typed_call
 from ggjit.core.backend import Backend
 from ggjit.display.explorer import Explorer
@@ -37,8 +37,9 @@ MAX_READ_NBYTES = 64 << 20      # results with more are not read for their value
 def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit=0.5, title="", **settings):
     """An Explorer: an interactive view of a graph's memory plan and, with run=True, of its run node by node.
 
-    graph: a Graph, or a function that makes one from `settings`: each is a number or text, or a sequence of them, which
-    becomes a slider or buttons.  The function may return (graph, {"weights": bytes, ...}) to show numbers beside the
+    graph: a Graph, a model (its largest graph), or a function that makes one from `settings`: each is a number or text,
+    or a sequence of them, which becomes a slider or buttons.  The function may return (graph, {"weights": bytes,
+    ...}) to show numbers beside the
     peak.  planner: one or several of gg.measure's.  run: compute the graph once, on `backend` (by default the CPU), and
     keep values, times and addresses of every node; what the graph writes into leaves is written.  time_limit: seconds
     that the search of "best" may take for each plan.
@@ -49,6 +50,10 @@ def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit
     The page needs no network and is at most 8 MiB.  Errors: TypeMismatch, ParamError (settings without a function, a
     graph without nodes, a page that would be larger), NotAllocated (run=True, and leaves without values), NotSupported.
     """
+    graph, kinds = graph_of(graph)
+    if kinds is not None and not settings:
+        model_graph = graph
+        graph = model_graph if run else lambda: (model_graph, kinds)
     planners = _values(planner, "planner")
     expect(title, str, "explore: title")
     axes = {k: _values(v, k) for k, v in settings.items()} | {"planner": planners}

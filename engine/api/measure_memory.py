@@ -26,11 +26,13 @@ from ggjit.ops.core.printable import printable
 from ggjit.ops.core.record import T_PARAMS
 from ggjit.ops.core.spec import in_place_table
 from ggjit.tensors.summary import label, op_name, source_line
+from ggjit.tensors.tensor import Tensor
 
 
 @oom_guard("measure")
 def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, kinds=None, title="", what_if=()):
-    """A MeasureReport of `graph` for the buffer type of `target` (a backend or buffer type; default the CPU's).
+    """A MeasureReport of `graph`, or of a model's largest, for the buffer type of `target` (a backend or buffer type;
+    default the CPU's).
 
     planner: "best" (never above ggml's), "ggml" (ggml's offsets), "ggml-2023".  order: "graph", or "memory" for an
     execution order with a lower peak.  kinds: {"weights": bytes...} to show beside the peak.  time_limit: seconds for
@@ -59,12 +61,24 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     return measured(graph, planner, target, order, time_limit, kinds, title, what_if, compared=True)
 
 
+def graph_of(given, kinds=None):
+    """(graph, kinds) of a Graph, a Tensor, or what gives its graph by `as_graph()`: a model."""
+    if isinstance(given, Tensor):
+        return Graph(given), kinds
+    if not isinstance(given, Graph) and hasattr(given, "as_graph"):
+        graph, of_model = given.as_graph()
+        return graph, of_model if kinds is None else kinds
+    return given, kinds
+
+
 def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=None, title="", what_if=(),
              compared=False, repacked=()):
     """As `measure`, of checked(what_if).  compared: plan with "best" and another planner, for `report.saving`;
     repacked: as of kernel_work_nbytes."""
+    graph, kinds = graph_of(graph, kinds)
     if not isinstance(graph, Graph):
-        raise TypeMismatch(f"measure takes a Graph, got {type(graph).__name__}; use gg.measure(gg.Graph(y))")
+        raise TypeMismatch(f"measure takes a Graph, tensors' or a model's, got {type(graph).__name__}; use "
+                           f"gg.measure(gg.Graph(y))")
     if planner not in PLANNERS:
         raise ParamError(f"planner {planner!r}: expected one of {', '.join(PLANNERS)}")
     if order not in ("graph", "memory"):
@@ -75,28 +89,22 @@ def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=N
     if order == "memory":
         ordered = graph.in_order(reorder(request, in_place=in_place_table(planner != "ggml-2023")))
         request, options, _ = asked_for(ordered, [buft], planner, time_limit)
+    now = request.snapshot()[0] if compared else None       # the table as it is, for `saving`
     plan = plan_graph(request, options)
     report = report_of(ordered, plan, kinds, title)
     if compared:
-        report.find_saving = _Compared(request.snapshot()[0], planner, time_limit, plan)
+        report.find_saving = functools.partial(_saving, now, planner, time_limit, plan)
     if what_if:
         report.what_if = rows(what_if, plan, ordered, buft, request, options, repacked)
     report._pareto = functools.partial(pareto, graph, target=buft)
     return report
 
 
-class _Compared:
-    """`report.saving`, planned when it is asked for, of the table as it was."""
-
-    def __init__(self, request, planner, time_limit, plan):
-        self.request, self.planner, self.time_limit, self.plan = request, planner, time_limit, plan
-
-    def __call__(self):
-        best = self.planner == "best"
-        return saving("ggml" if best else self.planner, self._planned, self.plan if best else None)
-
-    def _planned(self, planner):
-        return plan_graph(self.request, options_for(None, planner, self.time_limit))
+def _saving(request, planner, time_limit, plan):
+    """`report.saving` of a request whose table does not change any more; plan: the report's own."""
+    best = planner == "best"
+    return saving("ggml" if best else planner, lambda name: plan_graph(request, options_for(None, name, time_limit)),
+                  plan if best else None)
 
 
 def report_of(graph, plan, kinds=None, title=""):

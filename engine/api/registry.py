@@ -8,7 +8,6 @@ import importlib
 import importlib.metadata
 import sys
 import threading
-import warnings
 
 from ggjit.api.null_device import NULL
 from ggjit.core.arguments import expect
@@ -16,6 +15,7 @@ from ggjit.core.backend import DEVICE_TYPES, TYPE_CPU, TYPE_GPU, TYPE_IGPU, Devi
 from ggjit.core.config import debug
 from ggjit.cpu.device import CPU, PROC_ADDRESSES
 from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
+from ggjit.ops.core.user_warnings import warn
 
 API_VERSION = 1
 ENTRY_POINTS = "ggjit.backends"
@@ -103,7 +103,7 @@ class Registry:
         except (Exception, SystemExit) as e:
             if not any(n == name and repr(e) == repr(old) for n, old in self.errors):
                 self.errors.append((name, e))
-                warnings.warn(f"backend {name!r} does not work: {e!r}", stacklevel=4)
+                warn(f"backend {name!r} does not work: {e!r}")
             return None
 
     def registries(self):

@@ -15,6 +15,7 @@ from ggjit.alloc.orders.memory_order import VIEW_OP
 from ggjit.alloc.orders.recompute import Recomputation
 from ggjit.alloc.orders.schedules import AGAIN, KEEP, TAKE, leads, reaches
 from ggjit.alloc.reorder import reorder
+from ggjit.core.row_sizes import nbytes_of
 from ggjit.core.slots import alloc_sizes, checked_int
 from ggjit.core.table import TABLE
 from ggjit.cpu.repacked import is_repacked, kernel_of
@@ -110,7 +111,7 @@ class RematNodes:
         size = np.zeros(n, np.int64)
         mine = np.flatnonzero(~views[at] & ~has_memory[at])
         alignment = checked_int(buft, "alignment")
-        needed = alloc_sizes([buft], None, [self.tensors[k] for k in mine], ids[at[mine]])
+        needed = alloc_sizes([buft], None, [self.tensors[k] for k in mine], nbytes_of(ids[at[mine]]))
         size[mine] = -(-needed // alignment) * alignment
         self.numbers = Recomputation(size, costs_of(self.tensors, own, seconds), (ptr, idx),
                                      AGAIN * again | KEEP * keep | TAKE * takes)

@@ -1,6 +1,5 @@
 """Streams of a remote device, and graphs as it runs them."""
 import functools
-import weakref
 
 import numpy as np
 
@@ -11,8 +10,10 @@ from ggjit.core.backend import Backend
 from ggjit.core.table import TABLE
 from ggjit.core.versions import VERSIONS, written
 from ggjit.cpu.device import CPU
-from ggjit.graphs.results import RunResults, mark_last
-from ggjit.ops.core.errors import NotSupported, StaleHandle
+from ggjit.graphs.placed import place_of
+from ggjit.graphs.plan_cache import without_plans
+from ggjit.graphs.results import SharedResults, mark_last
+from ggjit.ops.core.errors import NotSupported
 from ggjit.ops.core.record import T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.sched.scheduled_plan import ScheduledPlan
@@ -24,23 +25,18 @@ class RemoteEvent:
     stream = answer = None
 
 
-class RemoteRunResults(RunResults):
-    """What the runs of a graph left in memory; other graphs may compute there as well."""
+class RemoteRunResults(SharedResults):
+    """What the runs of a graph left in memory of a remote device."""
     answer = None
 
     def ran(self, answer):
         self.answer = answer
-        for buf in {id(b): b for b, _ in self._places.values()}.values():
-            buf.last_plan = weakref.ref(self)
+        self.begin()
 
     def _lost(self, t):
         if self.answer.done and self.answer.error is not None:
             return f"{describe(t)} holds no result: the last run of its graph did not finish; compute it again"
-        last = self.where(t)[0].last_plan
-        if last is not None and last() is not self:
-            return (f"the memory of {describe(t)} was used by another graph of the same GraphAllocator; read results "
-                    f"before that, or give each graph an allocator of its own")
-        return None
+        return super()._lost(t)
 
 
 class RemoteGraph:
@@ -50,8 +46,8 @@ class RemoteGraph:
     """
 
     def __init__(self, device, graph, placement):
-        self.device, self.graph = device, graph._for_plan()
-        self._encoded = Encoded(graph, functools.partial(_where, placement), self._arena_of)
+        self.device, self.graph = device, without_plans(graph)
+        self._encoded = Encoded(graph, functools.partial(place_of, placement), self._arena_of)
         self.names, self.wanted, self.answer = self._encoded.names, {}, None
         self.left = None if graph.placed or placement is None else RemoteRunResults.of_graph(graph)
         leaves = {x.id for t in graph.nodes if not graph.placed and t.op not in VIEW_OPS for x in written(t)}
@@ -99,7 +95,7 @@ class RemoteGraph:
 
 class RemoteBackend(Backend):
     """A stream of a remote device; all streams of a device are one."""
-    n_threads, abort_callback, writes_in_order = 1, None, True
+    n_threads, abort_callback, writes_in_order, reads_placements = 1, None, True, True
 
     def graph_plan_create(self, graph, placement=None):
         """What runs the graph: `compute()`.
@@ -156,18 +152,3 @@ class RemoteBackend(Backend):
 def _is_host(t):
     where = t._where()
     return where is not None and where[0].buft.is_host()
-
-
-def _where(placement, t):
-    """(buffer, byte offset) of a tensor of a graph, or None."""
-    where = t._fixed_place
-    if where is None and placement is not None:
-        where = placement.where.get(t.id)
-        if where is None and t.view_src is not None:
-            base = placement.where.get(t.view_src.id)
-            where = base and (base[0], base[1] + t.view_offs)
-    if where is None:
-        where = t._where()
-    if where is not None and not where[0].alive:
-        raise StaleHandle(f"the buffer of {describe(t)} was freed; allocate the tensor again")
-    return where

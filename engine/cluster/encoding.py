@@ -34,6 +34,7 @@ ROW_WORDS = OFFS + 1
 LEAF, NODE = 0, 1
 NO_ARENA = -1                   # arena number of tensors without bytes
 MAX_ROWS = 1 << 16
+_ROW_NBYTES = 2048              # of a row's tensor, node and NODE row in a worker, rounded up: 1.4 to 1.9 KB
 MAX_NAME = 200                  # longest tensor name that is sent; names are for error messages
 
 
@@ -127,6 +128,11 @@ class Encoded:
 
 
 # ---------------------------------------------------------------- the other side
+def graph_nbytes(n_rows, names_nbytes):
+    """Bytes that a graph takes in a worker, about."""
+    return n_rows * _ROW_NBYTES + names_nbytes
+
+
 def decode(rows, names, buffers, empty):
     """(Graph, Placement) of rows that came from the wire.
 
@@ -146,6 +152,8 @@ def decode(rows, names, buffers, empty):
 
 def _decoded(ctx, rows, names, buffers, empty):
     tensors, leafs, nodes, where = [], [], [], {}
+    if len(rows) > MAX_ROWS:
+        raise ValueError(f"{len(rows):,} rows; at most {MAX_ROWS:,}")
     if len(names) != len(rows):
         raise ValueError(f"{len(rows)} rows and {len(names)} names")
     for row, name in zip(rows.tolist(), names, strict=True):

@@ -47,16 +47,28 @@ SECRET_NBYTES = 16
 
 
 class GraphCache:
-    """The graphs used last, at most MAX_GRAPHS: {key: (value, arenas)}.  Both sides do the same to theirs."""
+    """The graphs used last, at most MAX_GRAPHS: {key: (value, arenas)}.  Both sides do the same to theirs.
 
-    def __init__(self):
-        self._kept = collections.OrderedDict()
+    dropped: called with each value that is kept no longer.
+    """
+
+    def __init__(self, dropped=lambda value: None):
+        self._kept, self._dropped = collections.OrderedDict(), dropped
 
     def put(self, key, value, arenas):
+        self._drop(key)
         self._kept[key] = value, frozenset(arenas)
-        self._kept.move_to_end(key)
         while len(self._kept) > MAX_GRAPHS:
-            self._kept.popitem(last=False)
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key):
+        if key in self._kept:
+            self._dropped(self._kept.pop(key)[0])
+
+    def clear(self):
+        """Keep none."""
+        for key in list(self._kept):
+            self._drop(key)
 
     def use(self, key):
         """The value, None if it is not kept."""
@@ -69,7 +81,7 @@ class GraphCache:
     def drop_arena(self, arena):
         """Graphs in it are gone."""
         for key in [k for k, (_, arenas) in self._kept.items() if arena in arenas]:
-            del self._kept[key]
+            self._drop(key)
 
     def __len__(self):
         return len(self._kept)

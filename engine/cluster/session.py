@@ -11,13 +11,14 @@ import numpy as np
 
 from ggjit.cluster import protocol as p
 from ggjit.cluster import wire
-from ggjit.cluster.encoding import ROW_WORDS, decode
+from ggjit.cluster.encoding import MAX_ROWS, ROW_WORDS, decode, graph_nbytes
 from ggjit.cluster.peer import Peer
 from ggjit.cluster.send_queue import SendQueue
 from ggjit.cluster.weight_cache import WeightCache
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cpu.device import CPU
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, OutOfMemory, ParamError
+from ggjit.ops.core.host_memory import give_back_memory
 from ggjit.ops.core.machine import available_nbytes
 from ggjit.ops.core.record import WORD
 from ggjit.ops.native import isa
@@ -33,14 +34,14 @@ class ArenaSpan:
         self.buffer, self.offs, self.nbytes = buffer, offs, nbytes
 
     def _count_write(self):
-        """Versions are the driver's."""
+        """A worker counts no writes: the driver keeps the versions of tensors."""
 
 
 class WorkerDevice:
     """The device that a worker lends, shared by its sessions.
 
-    memory_nbytes: at most so much for all arenas; keep_nbytes: of weights on disk (engine/cluster/weight_cache.py), 0:
-    none.
+    memory_nbytes: at most so much for all arenas and graphs; keep_nbytes: of weights on disk
+    (engine/cluster/weight_cache.py), 0: none.
     own: weights of files of its own, get(key, nbytes) -> array or None (models/files/own_weights.py).
     """
 
@@ -61,22 +62,34 @@ class WorkerDevice:
                 "n_threads": self.backend.n_threads, "keeps": self.weight_cache is not None or self.own is not None}
 
     def memory(self):
-        """(free, total) bytes for arenas."""
+        """(free, total) bytes for arenas and graphs."""
         return max(0, self.memory_nbytes - self.used_nbytes), self.memory_nbytes
 
-    def alloc(self, nbytes):
+    def take(self, nbytes, what):
+        """Count bytes that a driver uses.  Errors: OutOfMemory."""
         with self._lock:
             free, total = self.memory()
             if nbytes > free:
-                raise OutOfMemory(f"the worker lends {total:,} bytes, {free:,} are free, {nbytes:,} were asked for; "
-                                  f"give it fewer layers, a smaller n_ctx, or start it with a larger --memory")
-            buf = self.device.buffer_type().alloc_buffer(nbytes)
+                raise OutOfMemory(f"the worker lends {total:,} bytes, {free:,} are free, {nbytes:,} were asked for "
+                                  f"({what}); give it fewer layers, a smaller n_ctx, or start it with a larger "
+                                  f"--memory")
             self.used_nbytes += nbytes
-        return buf
+
+    def give(self, nbytes):
+        """They are free again."""
+        with self._lock:
+            self.used_nbytes -= nbytes
+
+    def alloc(self, nbytes):
+        self.take(nbytes, "tensors")
+        try:
+            return self.device.buffer_type().alloc_buffer(nbytes)
+        except BaseException:
+            self.give(nbytes)
+            raise
 
     def free(self, buf):
-        with self._lock:
-            self.used_nbytes -= buf.size
+        self.give(buf.size)
         buf.free()
 
 
@@ -85,7 +98,7 @@ class Session:
 
     def __init__(self, machine):
         self.machine, self.backend = machine, machine.backend
-        self.arenas, self.graphs = {}, p.GraphCache()
+        self.arenas, self.graphs = {}, p.GraphCache(self._dropped)
         self.empty = EmptyBuffer(machine.device.buffer_type())
         self.send_queue, self._secret, self.heartbeat = SendQueue(), None, 1.0
         self._peers = {}                # {address: Peer}
@@ -122,10 +135,11 @@ class Session:
 
     def close(self):
         """Give all memory back."""
-        self.graphs = p.GraphCache()
+        self.graphs.clear()
         for buf in self.arenas.values():
             self.machine.free(buf)
         self.arenas = {}
+        give_back_memory()
 
     # ------------------------------------------------------------ messages
     def execute(self, message, payload):
@@ -224,22 +238,34 @@ class Session:
 
     def _graph(self, key, n_rows, names_nbytes, payload, failed):
         rows = np.frombuffer(payload, np.int64, n_rows * ROW_WORDS).reshape(n_rows, ROW_WORDS)
-        arenas = {int(a) for a in rows[:, -2]} - {-1}
+        arenas = {int(a) for a in np.unique(rows[:, -2])} - {-1}
         self.machine.counters["graphs"] += 1
+        nbytes = graph_nbytes(n_rows, names_nbytes)
         try:
-            names = bytes(payload[n_rows * ROW_WORDS * WORD:]).decode().split("\0")
-            graph, placement = decode(rows, names, self.arenas, self.empty)
-            plan = self.backend.graph_plan_create(graph, placement)
-        except Exception as e:                  # p.RUN says so: both sides list it all the same
-            plan = e
-        self.graphs.put(key, plan, arenas)
+            self.machine.take(nbytes, "a graph")
+        except OutOfMemory as e:                # p.RUN says so: both sides list it all the same
+            plan, nbytes = e, 0
+        else:
+            try:
+                names = bytes(payload[n_rows * ROW_WORDS * WORD:]).decode().split("\0", MAX_ROWS)
+                graph, placement = decode(rows, names, self.arenas, self.empty)
+                plan = self.backend.graph_plan_create(graph, placement)
+            except Exception as e:
+                plan = e.with_traceback(None)   # it would hold the rows
+                self.machine.give(nbytes)
+                nbytes = 0
+        self.graphs.put(key, (plan, nbytes), arenas)
+
+    def _dropped(self, value):
+        self.machine.give(value[1])
 
     def _run(self, key, payload, failed):
-        plan = self.graphs.use(key)
+        found = self.graphs.use(key)
         if failed:
             return None
-        if plan is None:
+        if found is None:
             raise ParamError("a graph that was not sent")
+        plan = found[0]
         if isinstance(plan, Exception):
             raise plan
         self.machine.counters["runs"] += 1
@@ -367,6 +393,7 @@ def serve(conn, machine, gate=None):
         theirs, _ = conn.read(limit_nbytes=0, seconds=wire.HANDSHAKE_SECONDS)
         p.check_hello(p.hello(), theirs, "the driver")
         session.greeted(theirs)
+        conn.admit()
         conn.sock.settimeout(None)
         answers = _Answers(conn, session)
         while True:

@@ -12,6 +12,7 @@ Nothing that comes from the wire is ever unpickled, and every length is checked 
 """
 import collections
 import contextlib
+import functools
 import ipaddress
 import itertools
 import select
@@ -99,6 +100,7 @@ class Connection:
         self._start = self._end = 0             # bytes of the buffer that are not consumed yet: start and end
         self._large = None                      # (header, payload, bytes of it that are there) of a message under way
         self.n_received = 0                     # bytes
+        self.admit = lambda: None               # called once the other side has greeted; OSError: there is no room
 
     def do_not_block(self):
         """From now on `read` returns None where it would wait."""
@@ -283,10 +285,11 @@ class Listener:
 
     def __init__(self, address, handler, tls=None):
         scheme, location = checked_address(address, tls)
-        self._handler, self._room = handler, threading.Semaphore(MAX_CONNECTIONS)
+        self._handler, self._admitted = handler, set()
         self._tls_context = tls.listener_context if scheme == "tls" else None
-        self._handshakes = collections.deque()  # connections under TLS's handshake, the oldest first
-        self._lock = threading.Lock()           # of _handshakes; a connection there is open while it is held
+        self._handshakes = collections.deque()  # connections that have not greeted yet, the oldest first
+        # of _handshakes and _admitted; a connection there is open while it is held
+        self._lock = threading.Lock()
         self._scheme, self.sock = scheme, None
         if scheme == "inproc":
             self._location = location or str(next(_numbers))
@@ -323,6 +326,7 @@ class Listener:
             if self._scheme == "tls":
                 sock = self._tls_context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             conn = Connection(sock)
+            conn.admit = functools.partial(self._admit, conn)
             self._begin_handshake(conn)
             threading.Thread(target=self._serve, args=(conn,), daemon=True, name="ggjit-session").start()
         except (OSError, RuntimeError):         # the other side has left already; no more threads
@@ -333,25 +337,30 @@ class Listener:
         try:
             if self._scheme == "tls":
                 conn.sock.do_handshake()
-                self._end_handshake(conn)
-            if self._room.acquire(blocking=False):
-                try:
-                    self._handler(conn)
-                finally:
-                    self._room.release()
+            self._handler(conn)
         except OSError:                         # no certificate, or no TLS
             return
         finally:
             self._end_handshake(conn)
+            with self._lock:
+                self._admitted.discard(conn)
             conn.sock.close()
 
     def _begin_handshake(self, conn):
-        """Connections without a certificate take no room of those with one: of too many handshakes the oldest ends."""
-        if self._scheme == "tls":
-            with self._lock:
-                self._handshakes.append(conn)
-                if len(self._handshakes) > MAX_HANDSHAKES:
-                    self._handshakes.popleft().end()
+        """Connections that have not greeted, or have no certificate, take no room of others: of too many the oldest
+        ends."""
+        with self._lock:
+            self._handshakes.append(conn)
+            if len(self._handshakes) > MAX_HANDSHAKES:
+                self._handshakes.popleft().end()
+
+    def _admit(self, conn):
+        """It has greeted: one of the MAX_CONNECTIONS from now on.  Errors: ConnectionError where there is no room."""
+        self._end_handshake(conn)
+        with self._lock:
+            if len(self._admitted) >= MAX_CONNECTIONS:
+                raise ConnectionError(f"{MAX_CONNECTIONS} connections are served already")
+            self._admitted.add(conn)
 
     def _end_handshake(self, conn):
         with self._lock, contextlib.suppress(ValueError):       # it was the oldest one, or has ended before

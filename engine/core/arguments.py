@@ -2,6 +2,7 @@
 import difflib
 import functools
 import inspect
+import re
 from typing import get_args
 
 import numpy as np
@@ -17,6 +18,25 @@ def buffer_size(value):
     if size < 0:
         raise ParamError(f"buffer size must not be negative, got {size}")
     return size
+
+
+_SIZE = re.compile(r"(?=\.?\d)(\d*)\.?(\d*)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def nbytes_of(value, what):
+    """A number of bytes: a whole number, or a text such as "1500000000", "8G", "512 MB" or "8GiB"; a k is 1000, a Ki is
+    1024.  Errors: ParamError, TypeMismatch."""
+    if not isinstance(value, str):
+        n = whole(value, what)
+    else:
+        found = _SIZE.fullmatch(value.strip())
+        n = 0
+        if found is not None and (found[3] or not found[4]):
+            unit = (1024 if found[4] else 1000) ** " kmgt".index(found[3].lower() or " ")
+            n = int(found[1] + found[2]) * unit // 10 ** len(found[2])
+    if n < 1:
+        raise ParamError(f"{what}: {value!r}: a size is a number of bytes, such as 500M, 1.5G or 800MiB")
+    return n
 
 
 def expect(value, kind, what):
@@ -77,8 +97,6 @@ def with_type_names(builder):
 
 def typed_call(function):
     """Decorator: a call with missing or unknown arguments is a TypeMismatch that shows how it is called."""
-    signature = inspect.signature(function)
-
     @functools.wraps(function)
     def call(*args, **kwargs):
         try:
@@ -86,14 +104,32 @@ def typed_call(function):
         except TypeError as e:
             if isinstance(e, GgjitError):
                 raise
-            try:
-                signature.bind(*args, **kwargs)
-            except TypeError as why:
-                name = function.__qualname__.removesuffix(".__init__")
-                shown = signature.replace(parameters=[p for p in signature.parameters.values() if p.name != "self"])
-                raise TypeMismatch(f"{name}: {why}; it is called as {name}{shown}") from None
+            if wrong := _wrong_call(function, args, kwargs):
+                raise wrong from None
             raise
     return call
+
+
+def typed_methods(cls):
+    """Decorator of a class: the same of its public methods."""
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, typed_call(method))
+    return cls
+
+
+def _wrong_call(function, args, kwargs):
+    """The TypeMismatch of a call that does not fit the function's parameters, or None."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as why:
+        known = [p for p in signature.parameters.values() if p.name != "self"]
+        unknown = next((k for k in kwargs if k not in signature.parameters), "")
+        hint = nearest(unknown, [p.name for p in known]) if unknown else ""
+        name = function.__name__ if function.__name__ != "__init__" else function.__qualname__.split(".")[0]
+        return TypeMismatch(f"{name}: {why}{hint}; it is called as {name}{signature.replace(parameters=known)}")
+    return None
 
 
 def nearest(name, known):

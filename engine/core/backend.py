@@ -8,6 +8,7 @@ import numpy as np
 
 from ggjit.core.arguments import buffer_size, expect, expect_slot
 from ggjit.core.buffer import BufferType
+from ggjit.core.graph_slots import place_graphs
 from ggjit.core.host_buffer import ArrayBuffer
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.lifetime import Handle
@@ -41,14 +42,20 @@ class Device(Handle, HtmlRepr):
     @property
     def props(self):
         """Capabilities as a dict (ggml_backend_dev_props): "async" is `is_async`, the others are by default True where
-        the device defines the slot."""
+        the device defines the slot, "events" where `event_new` gives one."""
         free, total = self.memory()
         overrides = lambda slot: getattr(type(self), slot) is not getattr(Device, slot)     # noqa: E731
         return {"name": self.name, "description": self.description, "type": self.type, "memory_free": free,
                 "memory_total": total, "device_id": None, "async": bool(self.is_async),
                 "host_buffer": self.host_buffer_type() is not None,
                 "buffer_from_host_ptr": overrides("buffer_from_host_ptr"),
-                "mmap_support": overrides("buffer_from_host_ptr"), "events": overrides("event_new")}
+                "mmap_support": overrides("buffer_from_host_ptr"), "events": self._has_events()}
+
+    def _has_events(self):
+        event = self.event_new()
+        if event is not None:
+            self.event_free(event)
+        return event is not None
 
     def memory(self):
         """(free, total) bytes; (0, 0) where unknown."""
@@ -114,11 +121,13 @@ class Backend(Handle, HtmlRepr):
     """
 
     writes_in_order = False         # are writes into its buffers done after what was submitted before, without waiting?
+    reads_placements = False        # do its slots for graphs look for places in the graph's placement themselves?
     plan_settings = ()              # what its plans depend on besides graph and placement (engine/graphs/plan_cache.py)
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         count_writes(cls, _WRITING_SLOTS)
+        place_graphs(cls)
 
     def __init__(self, device, name=None):
         self.device, self.name = device, name or device.name
@@ -179,7 +188,11 @@ class Backend(Handle, HtmlRepr):
         """Wait until everything submitted is done (synchronous backends: nothing to wait for)."""
 
     def graph_plan_create(self, graph, placement=None):
-        """A plan that `graph_plan_compute` runs any number of times."""
+        """A plan that `graph_plan_compute` runs any number of times.
+
+        The graph's tensors know their memory as in graph_compute.  Buffers may move between two runs; `t.buffer` and
+        `t.offs` say where the tensors lie now.
+        """
         raise NotSupported(f"backend {self.name} has no plans")
 
     def graph_plan_update(self, plan, graph):
@@ -198,12 +211,14 @@ class Backend(Handle, HtmlRepr):
     def graph_compute(self, graph):
         """Run the nodes of `graph` in order; may return before they are done (see synchronize).
 
-        A node's memory is `t.buffer` and `t.offs`, a source's likewise: also under a scheduler, where sources may be
-        copies (engine/graphs/placed.py).  By default made of the plan slots.
+        A node's memory is `t.buffer` and `t.offs`, a source's likewise: for whom a GraphAllocator placed the graph, and
+        under a scheduler, where sources may be copies (engine/graphs/placed.py).  The results are read at the user's
+        tensors, after `synchronize`.  By default made of the plan slots.
         """
         plan = self.graph_plan_create(graph)
         try:
             self.graph_plan_compute(plan)
+            self.synchronize()
         finally:
             self.graph_plan_free(plan)
 
@@ -238,6 +253,7 @@ class Backend(Handle, HtmlRepr):
 
 
 count_writes(Backend, _WRITING_SLOTS)
+place_graphs(Backend, ("graph_plan_compute", "graph_plan_free"))
 
 
 class HostMemory:

@@ -1,10 +1,11 @@
 """Every switch of the engine, in one place.  Environment variables are read when ggjit is imported.
 
-    GGJIT_CPU        avx512 | avx2 | generic: instruction set of the kernels (default: the best this host has)
+    GGJIT_CPU        avx512 | avx2 | neon | generic: instruction set of the kernels (default: the best this host has)
     GGJIT_CACHE_DIR  where compiled kernels and converted models are kept
     GGJIT_THREADS    default thread count of CPU backends (default: the cores this process may use, without the
                      efficiency cores of hybrid processors)
     GGJIT_TUNE       off | 1 | 2 | 4 | 8: rows of a decode tile by the rule, or given, not measured
+    GGJIT_CUSTOM     unchecked: first runs of your own ops are not checked for writes outside their arrays
     GGJIT_DEBUG      comma list: `plan` prints every plan as it is made; `poison` fills computed tensors with NaN bytes
                      before each run; `validate` checks every memory plan with the independent validator; `check`
                      compares every node of every run with its NumPy reference (slow); `sched` prints splits, causes and

@@ -3,7 +3,7 @@ import numpy as np
 
 from ggjit.core.arguments import buffer_size
 from ggjit.core.buffer import Buffer, BufferType, as_bytes
-from ggjit.ops.core.host_memory import empty
+from ggjit.ops.core.host_memory import pages
 from ggjit.ops.native.jit import address_of
 
 ARENA_ALIGNMENT = 64            # bytes: a cache line and the widest vector
@@ -32,7 +32,7 @@ class HostBuffer(Buffer):
     def __init__(self, buft, size):
         size = buffer_size(size)
         super().__init__(buft, size)
-        raw = empty(size + ARENA_ALIGNMENT, np.uint8, f"{buft.name} buffer")
+        raw = pages(size + ARENA_ALIGNMENT, f"{buft.name} buffer")
         start = -address_of(raw) % ARENA_ALIGNMENT
         self._arena = raw[start:start + size]
         self.base = address_of(self._arena)

@@ -6,8 +6,9 @@ from ggjit.ops.core.spec import builders
 OF_TENSORS = {
     "astype": 'gg.cast(t, "F16")', "to": 'gg.cast(t, "F16")', "dtype": "t.type", "copy": "gg.dup(t)",
     "clone": "gg.dup(t)", "contiguous": "gg.cont(t)", "flatten": "t.reshape(-1)", "ravel": "t.reshape(-1)",
-    "view": "t.reshape(...)", "permute": "t.transpose(...)", "swapaxes": "t.transpose(...)",
+    "view": "t.reshape(...)", "permute": "t.transpose(...), which takes the same axes", "swapaxes": "t.transpose(...)",
     "squeeze": "t.reshape(...)", "unsqueeze": "t[None]", "tolist": "gg.compute(t).tolist()",
+    **dict.fromkeys(("cpu", "cuda", "detach", "requires_grad_", "eval"), "nothing: t.numpy() copies its values"),
     "max": "gg.compute(t).max()", "min": "gg.compute(t).min()", "std": "gg.compute(t).std()",
     "sum": "gg.sum(t), or gg.sum_rows(t) of each row", "mean": "gg.mean(t) of each row", "softmax": "gg.soft_max(t)",
     "matmul": "t @ u", "dot": "t @ u", "backward": "gg.grad(t, [w])", "grad": "gg.grad(loss, [t])"}
@@ -18,7 +19,30 @@ OF_MODULE = {
     "ones": "gg.tensor(np.ones(...))", "embedding": "gg.get_rows(table, ids)", "layer_norm": "gg.norm(x, eps)",
     "where": "gg.compute(t) and NumPy", "max": "gg.compute(t).max()", "min": "gg.compute(t).min()",
     "no_grad": "nothing: gradients are asked for, by gg.grad(loss, [w])", "float16": "gg.F16", "float32": "gg.F32",
-    "bfloat16": "gg.BF16", "int32": "gg.I32", "int64": "gg.I64"}
+    "bfloat16": "gg.BF16", "int32": "gg.I32", "int64": "gg.I64",
+    # ggml's own names, of what has no function here
+    "init": "gg.Context()", "free": "ctx.free()", "to_numpy": "t.numpy(), or gg.compute(t) of a result",
+    **dict.fromkeys(("new_graph", "build_forward", "build_forward_expand"), "gg.Graph(y)"),
+    **dict.fromkeys(("graph_compute", "graph_compute_with_ctx", "run"), "gg.compute(y), or cpu.graph_compute(graph)"),
+    **dict.fromkeys(("new_tensor", "new_tensor_1d", "new_tensor_2d", "new_tensor_3d", "new_tensor_4d"),
+                    "ctx.new_tensor(gg.F32, (ne0, ne1))"),
+    **dict.fromkeys(("backend_cpu_init", "backend_init", "backend_init_by_name"), "gg.init_backend(\"CPU\")"),
+    **dict.fromkeys(("gallocr_new", "gallocr_alloc_graph"), "gg.GraphAllocator(cpu).alloc_graph(graph)"),
+    "backend_sched_new": "gg.Scheduler([gpu, cpu])", "nbytes": "t.nbytes", "nelements": "t.size",
+    "get_data": "t.numpy()", **dict.fromkeys(("set_f32", "set_data"), "t.set(values)"),
+    **dict.fromkeys(("load_model", "load", "Model", "Llama", "from_pretrained"),
+                    "from ggjit.models import load_model"),
+    "generate": "from ggjit.models import load_model; load_model(path).generate(prompt)"}
+OF_GRAPHS = {
+    **dict.fromkeys(("compute", "run", "eval", "execute", "forward"), "gg.compute(graph)"),
+    **dict.fromkeys(("plot", "show"), "graph.draw()"), "peak": "gg.measure(graph).peak",
+    **dict.fromkeys(("measure", "memory"), "gg.measure(graph)"), "n_nodes": "len(graph.nodes)",
+    "backward": "gg.grad(loss, [w])"}
+
+
+def of_a_graph(name):
+    """"; write ..." for a name that graphs lack, or ""."""
+    return f"; write {OF_GRAPHS[name]}" if name in OF_GRAPHS else ""
 
 
 def of_a_tensor(name):

@@ -5,7 +5,6 @@ A result of the wrong kind is a typed error that names the device or buffer type
 import numpy as np
 
 from ggjit.core.buffer import Buffer, BufferType, EmptyBuffer
-from ggjit.core.row_sizes import nbytes_of
 from ggjit.ops.core.errors import GgjitError, OutOfMemory
 from ggjit.ops.core.whole_numbers import is_whole
 
@@ -22,14 +21,14 @@ def checked_int(owner, slot, *args, least=1):
     return min(int(n), MAX_SIZE)
 
 
-def alloc_sizes(bufts, which, tensors, ids):
-    """int64 array: bytes of each tensor in bufts[i], i from `which`, None: all in the first.  ids: of the tensors."""
-    sizes = nbytes_of(ids)
+def alloc_sizes(bufts, which, tensors, nbytes):
+    """Bytes of each tensor in bufts[i], i from `which`, None: all in the first.  nbytes: int64 array of the tensors'
+    bytes, in which the result is written."""
     for k, buft in enumerate(bufts):
         if type(buft).alloc_size is not BufferType.alloc_size:      # the base class's answers are the bytes
-            for i in np.flatnonzero(which == k).tolist() if which is not None else range(0 if k else len(ids)):
-                sizes[i] = checked_int(buft, "alloc_size", tensors[i], least=int(sizes[i]))
-    return sizes
+            for i in np.flatnonzero(which == k).tolist() if which is not None else range(0 if k else len(tensors)):
+                nbytes[i] = checked_int(buft, "alloc_size", tensors[i], least=int(nbytes[i]))
+    return nbytes
 
 
 def checked_bool(owner, slot, *args):

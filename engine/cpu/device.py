@@ -65,6 +65,7 @@ class CPUDevice(HostMemory, Device):
 
 class CPUBackend(Backend):
     """Computes graphs on `n_threads` threads of the one process-wide pool."""
+    reads_placements = True
 
     def __init__(self, device, n_threads=None, fuse=1):
         super().__init__(device)

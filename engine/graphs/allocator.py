@@ -77,8 +77,6 @@ class GraphAllocator:
             if not isinstance(b, BufferType):
                 raise ParamError(f"GraphAllocator takes a backend or buffer types, got {b!r}")
         check_time_limit(time_limit)
-        # equal buffer types share one buffer, as in ggml
-        self._index = [self.bufts.index(b) for b in self.bufts]
         self.planner, self.time_limit = planner, time_limit
         self._worker = targets[0] if work else None     # the backend whose kernels' work memory is placed
         self._work = {}  # work memory of the last plan: {tensor id: (chunk, byte offset, bytes)}
@@ -98,8 +96,7 @@ class GraphAllocator:
         expect(graph, Graph, "GraphAllocator").check_alive()
         nbytes = [] if self._worker is None else [work_nbytes(self._worker, t) for t in graph.nodes]
         request, options, kept = asked_for(graph, self.bufts, graph.planner or self.planner,
-                                           self.time_limit / (1 + any(nbytes)),
-                                           self._which(graph, node_ids, leaf_ids), alloc_deps)
+                                           self.time_limit / (1 + any(nbytes)), node_ids, leaf_ids, alloc_deps)
         self._work = {}
         self.last, _ = self._planned(request, options, kept)
         if any(nbytes):
@@ -120,8 +117,7 @@ class GraphAllocator:
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
         planner = graph.planner or self.planner
-        request, _, marks = asked_for(graph, self.bufts, planner, self.time_limit,
-                                      self._which(graph, node_ids, leaf_ids), alloc_deps)
+        request, _, marks = asked_for(graph, self.bufts, planner, self.time_limit, node_ids, leaf_ids, alloc_deps)
         return saving(planner, lambda planner: self._planned(
             request, options_for(graph, planner, self.time_limit), marks)[0])
 
@@ -145,21 +141,6 @@ class GraphAllocator:
         return without_markers(plan, at), {int(request.node_ids[i]): (int(plan.node_chunk[i]), int(plan.node_offs[i]))
                                            for i in at}
 
-    def _which(self, graph, node_ids, leaf_ids):
-        """The number of its buffer type for every node and leaf; None for the only one."""
-        if len(self.bufts) == 1 and node_ids is leaf_ids is None:
-            return None
-        return [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
-
-    def _ids(self, ids, tensors):
-        if ids is None:
-            return np.zeros(len(tensors), np.int64)
-        if len(expect(ids, (list, tuple, np.ndarray), "buffer ids")) != len(tensors):
-            raise ParamError(f"{len(ids)} buffer ids for {len(tensors)} tensors")
-        if not all(is_whole(i, 0, len(self.bufts) - 1) for i in ids):
-            raise ParamError(f"buffer ids must be integers in 0..{len(self.bufts) - 1}")
-        return np.array([self._index[i] for i in ids], np.int64)
-
     def reserve(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
         """Plan `graph` and make the buffers large enough for it; call it with the largest graph first."""
         self._memory.grow(self.plan(graph, node_ids, leaf_ids, alloc_deps).chunk_sizes)
@@ -174,8 +155,8 @@ class GraphAllocator:
         leafs = self._places(graph.leaf_ids, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs)
         nodes = self._places(graph.node_ids, plan.node_buffer, plan.node_chunk, plan.node_offs)
         where = leafs | nodes
-        self._place_leaves([t for t in graph.leafs if t.id in leafs and t.view_src is None], where,
-                           lambda: self._tell_buffers(graph, where))
+        placed = [t for t in graph.leafs if t.id in leafs and t.view_src is None] if leafs else []
+        self._place_leaves(placed, where, lambda: self._tell_buffers(graph, where))
         ids = np.concatenate([graph.leaf_ids, graph.node_ids])
         # of leaves the table knows: what is taken back there must not be found here
         self._where, self._lives = nodes, (ids, TABLE.words[ids, T_GEN])
@@ -185,13 +166,9 @@ class GraphAllocator:
 
     def _places(self, ids, bufs, chunks, offs):
         """{tensor id: (buffer, byte offset)} of those that the plan placed."""
-        placed = np.flatnonzero(bufs >= 0)
-        chunks_of = self._memory.chunks
-        first = np.cumsum([0, *map(len, chunks_of)])            # of each buffer type among all chunks
-        held = [buf for chunks in chunks_of for buf in chunks]
-        at = (first[bufs[placed]] + chunks[placed]).tolist()
-        return dict(zip(ids[placed].tolist(), zip(map(held.__getitem__, at), offs[placed].tolist(), strict=True),
-                        strict=True))
+        held = self._memory.chunks
+        return {i: (held[b][c], o) for i, b, c, o in zip(ids.tolist(), bufs.tolist(), chunks.tolist(), offs.tolist(),
+                                                         strict=True) if b >= 0}
 
     def _place_leaves(self, leafs, where, then):
         """The leaves go where `where` says, those of the graph before lose their places; after an error of `then` all
@@ -215,6 +192,18 @@ class GraphAllocator:
     def _tell_buffers(self, graph, where):
         """Which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
         views = np.flatnonzero(VIEW_OP[TABLE.words[graph.node_ids, T_OP]])
+        if views.size:
+            self._refuse_bare_views(graph, views, where)
+        buffers = [buf for chunks in self._memory.chunks for buf in chunks]
+        reset_buffers(buffers)
+        if any(map(wants_tensors, buffers)):
+            for t in (*graph.leafs, *graph.nodes):
+                if t.id in where:
+                    init_placed(where[t.id][0], PlacedTensor(t, t.src, where[t.id]))
+
+    @staticmethod
+    def _refuse_bare_views(graph, views, where):
+        """NotAllocated, if one of these nodes views what has no memory."""
         view_ids = graph.node_ids[views]
         base_ids = TABLE.words[view_ids, T_VIEW_SRC]
         bare = (base_ids >= 0) & (TABLE.words[base_ids, T_BUFFER] < 0)
@@ -222,12 +211,6 @@ class GraphAllocator:
             if base_id not in where and view_id in where:
                 t = graph.nodes[i]
                 raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
-        buffers = [buf for chunks in self._memory.chunks for buf in chunks]
-        reset_buffers(buffers)
-        if any(map(wants_tensors, buffers)):
-            for t in (*graph.leafs, *graph.nodes):
-                if t.id in where:
-                    init_placed(where[t.id][0], PlacedTensor(t, t.src, where[t.id]))
 
     def _own_leaves(self):
         """The leaves that lie where an earlier call placed them."""
@@ -246,7 +229,8 @@ class GraphAllocator:
         """Bytes held for buffer type i (the peak of the largest graph so far); 0 for a type that is listed before."""
         if not is_whole(i, 0, len(self.bufts) - 1):
             raise ParamError(f"buffer_size: buffer type {i!r} of {len(self.bufts)}; they count from 0")
-        return self._memory.size(i) if self._index[i] == i else 0
+        shared = self.bufts.index(self.bufts[i]) < i            # equal buffer types share one buffer, as in ggml
+        return 0 if shared else self._memory.size(i)
 
     def placement(self, t):
         """(buffer, byte offset) of a tensor of the last allocated graph."""

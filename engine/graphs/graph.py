@@ -1,6 +1,7 @@
 """Graphs: the nodes that lead to some results, in an order in which each comes after its sources.  Immutable."""
 import functools
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,8 +10,10 @@ from ggjit.alloc.reorder import reorder
 from ggjit.core.arguments import typed_call
 from ggjit.core.fixed import Fixed, FixedList, fixed_array
 from ggjit.core.html_repr import HtmlRepr, drawing_of
+from ggjit.core.other_names import of_a_graph
 from ggjit.core.row_sizes import nbytes_of
 from ggjit.core.table import TABLE
+from ggjit.graphs.placed import PlacedRun
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
@@ -51,11 +54,17 @@ class Graph(HtmlRepr):
             raise ParamError("Graph needs at least one tensor to compute")
         for y in outputs:
             if not isinstance(y, Tensor):
-                several = "; of a list, write *list" if isinstance(y, list | tuple) else ""
+                several = "; of a list, write *list" if isinstance(y, list | tuple) else \
+                    "; m.graph(32) is the graph of a text of 32 tokens" if hasattr(y, "as_graph") else ""
                 raise TypeMismatch(f"Graph takes tensors, got {type(y).__name__}{several}")
             y._check()
         self._set_up(outputs, *visit(outputs), order)
         self.visited = order == "graph"
+
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """Only of what a graph lacks."""
+            raise AttributeError(f"a Graph has no attribute {name!r}{of_a_graph(name)}", name=name, obj=self)
 
     @classmethod
     def _in_order(cls, outputs, nodes, leafs):
@@ -92,11 +101,12 @@ class Graph(HtmlRepr):
         for ctx in self._contexts:
             ctx._check()
 
-    def _for_plan(self):
-        """The graph without the plans it keeps: a plan refers to this, or the two would hold each other."""
-        graph = object.__new__(type(self))
-        graph.__dict__.update(self.__dict__, plans=None)
-        return graph
+    def _given_to(self, backend, placement=None):
+        """The PlacedRun by which a backend that looks for places at the tensors runs this graph."""
+        placement = placement or self.placement
+        run = self.plans.get(backend, lambda run: placement, lambda: PlacedRun(backend, self, placement))
+        run.bind()
+        return run
 
     @functools.cached_property
     def key(self):

@@ -24,16 +24,18 @@ from threading import get_ident
 import numpy as np
 
 from ggjit.core.arguments import expect, expect_slot
-from ggjit.core.buffer import Buffer, buffer_by_id, freed
+from ggjit.core.buffer import Buffer
 from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
-from ggjit.core.table import FREED, TABLE
+from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION, VERSIONS, written
+from ggjit.graphs.placed import check_writable, place_of
+from ggjit.graphs.plan_cache import without_plans
 from ggjit.graphs.plan_node import N_PARAM_WORDS, plan_nodes
-from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
+from ggjit.graphs.results import Results, mark_last, never_stored, ran_last, used_by_another
 from ggjit.ops.core import record as r
-from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
+from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs, ops_with
@@ -84,7 +86,7 @@ class Plan(Results, HtmlRepr):
     def __init__(self, backend, graph, placement, fuse=None):
         if placement is not None:
             expect_slot(placement, "where", "a plan takes the placement of a graph (Graph.placement)")
-        self.backend, self.graph, self.placement = backend, graph._for_plan(), placement
+        self.backend, self.graph, self.placement = backend, without_plans(graph), placement
         # a scheduler's part of a graph is left alone: other parts may read what is computed in between
         self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.placed \
             and "check" not in debug and not getattr(placement, "work", None)     # which is each node's alone
@@ -149,24 +151,7 @@ class Plan(Results, HtmlRepr):
     # ------------------------------------------------------------ making
     def where(self, t):
         """(buffer, byte offset) of any tensor of the graph, or None."""
-        if t._fixed_place is not None:
-            return t._fixed_place
-        base, cells = t.view_src, TABLE.cells
-        if base is None:
-            base = t
-        row = base.id * r.T_WORDS
-        buffer_id = cells[row + r.T_BUFFER]
-        if buffer_id >= 0:
-            return buffer_by_id(buffer_id, base), cells[row + r.T_OFFS] + t.view_offs
-        found = None
-        if self.placement is not None:
-            found = self.placement.where.get(t.id)
-            if found is None and t.view_src is not None:
-                found = self.placement.where.get(base.id)
-                found = found and (found[0], found[1] + t.view_offs)
-        if found is None and buffer_id == FREED:
-            raise freed(base)
-        return found
+        return place_of(self.placement, t)
 
     def _check_places(self):
         """_ResolvedPlaces of the tensors that nodes read and write.  A plan that would write into mapped weights, or
@@ -199,11 +184,7 @@ class Plan(Results, HtmlRepr):
             if offs < 0 or offs + x.layout.nbytes > size:
                 raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
         if any(buf.read_only for buf in places.buffers().values()):
-            updating = ops_with("updates")
-            for t in nodes:
-                for x in (t, *written(t)[1:]) if t.op in updating else (t,):
-                    if places(x)[0].read_only:
-                        raise ParamError(f"{t!r} would write into read-only {places(x)[0]!r}; work on a copy (gg.dup)")
+            check_writable(nodes, places)
         return places
 
     def _lay_out(self, places):
@@ -346,8 +327,9 @@ class Plan(Results, HtmlRepr):
         """From here on the memory this plan computes into is its own; called by `_run` when no other run is under way
         on the device, so that readers of other plans see it before the first byte changes (`numpy`)."""
         self.started = True
-        for buf in self._written:
-            buf.last_plan = self._me
+        if not self.graph.placed:           # else it is a part of a run that others read
+            for buf in self._written:
+                buf.last_plan = self._me
 
     def compute_and_read(self, *tensors):
         """Run every node and return the values of `tensors`, one array or a tuple, as one step.
@@ -417,8 +399,7 @@ class Plan(Results, HtmlRepr):
             return f"{describe(t)} holds no result: the last run of its plan did not finish; compute it again"
         buf = self.where(t)[0]
         if buf.last_plan is not None and buf.last_plan() is not self:
-            return (f"the memory of {describe(t)} was used by another graph of the same GraphAllocator; read results "
-                    f"before that, or give each graph an allocator of its own")
+            return used_by_another(t)
         return None
 
     @functools.cached_property

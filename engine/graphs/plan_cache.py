@@ -11,6 +11,13 @@ from ggjit.core.run_lock import RunLock
 from ggjit.ops.core.weak import WeakKeys
 
 
+def without_plans(graph):
+    """The graph without the plans it keeps: a plan refers to this, or the two would hold each other."""
+    copy = object.__new__(type(graph))
+    copy.__dict__.update(graph.__dict__, plans=None)
+    return copy
+
+
 class PlanCache:
     """One plan for each owner, used again while its key is what it was when the plan was made.
 

@@ -12,23 +12,36 @@ import numpy as np
 
 from ggjit.alloc.plan_request import PlanOptions, PlanRequest
 from ggjit.core.arguments import expect
+from ggjit.core.row_sizes import nbytes_of
 from ggjit.core.slots import alloc_sizes, checked_int
 from ggjit.core.table import NO_PARAMS, TABLE
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import OP
-from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.core.types import I8
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.context import Context
 from ggjit.tensors.tensor import Tensor
 
 WORK_ALIGNMENT = 64             # bytes: a line of the processor's cache
 
 
-def plan_request(graph, bufts, which=None):
-    """The PlanRequest of a graph.  which: for nodes and for leafs the number of each one's buffer type; None: 0."""
-    nodes, leafs = which or (None, None)
-    sizes = alloc_sizes(bufts, nodes, graph.nodes, graph.node_ids), alloc_sizes(bufts, leafs, graph.leafs,
-                                                                                graph.leaf_ids)
+def buffer_numbers(bufts, ids, tensors):
+    """The number of its buffer type for every tensor, of equal ones the first; None where there is only one.
+    ids: numbers into bufts as the user gave them, None: all 0.  Errors: ParamError."""
+    if ids is None:
+        return None if len(bufts) == 1 else np.zeros(len(tensors), np.int64)
+    if len(expect(ids, (list, tuple, np.ndarray), "buffer ids")) != len(tensors):
+        raise ParamError(f"{len(ids)} buffer ids for {len(tensors)} tensors")
+    if not all(is_whole(i, 0, len(bufts) - 1) for i in ids):
+        raise ParamError(f"buffer ids must be integers in 0..{len(bufts) - 1}")
+    return np.array([bufts.index(bufts[i]) for i in ids], np.int64)
+
+
+def plan_request(graph, bufts, node_ids=None, leaf_ids=None):
+    """The PlanRequest of a graph.  node_ids, leaf_ids: as of buffer_numbers."""
+    nodes, leafs = buffer_numbers(bufts, node_ids, graph.nodes), buffer_numbers(bufts, leaf_ids, graph.leafs)
+    nbytes, n = nbytes_of(np.concatenate([graph.node_ids, graph.leaf_ids])), len(graph.nodes)
+    sizes = alloc_sizes(bufts, nodes, graph.nodes, nbytes[:n]), alloc_sizes(bufts, leafs, graph.leafs, nbytes[n:])
     return PlanRequest(TABLE.words, graph.node_ids, graph.leaf_ids, sizes, graph.output_ids,
                        [checked_int(b, "alignment") for b in bufts], [checked_int(b, "max_size") for b in bufts],
                        nodes, leafs, len(bufts))
@@ -45,14 +58,15 @@ def options_for(graph, planner, time_limit=1.0, remember=False):
 
 @functools.lru_cache(64, typed=True)
 def _options(planner, time_limit, remember):
-    return PlanOptions(planner, time_limit, in_place=in_place_table(planner != "ggml-2023"), remember=remember)
+    return PlanOptions(planner, time_limit, remember=remember)
 
 
-def asked_for(graph, bufts, planner, time_limit, which=None, alloc_deps=()):
-    """(PlanRequest, PlanOptions, markers) of a plan that is remembered.  which: as of plan_request; the markers keep
-    what alloc_deps names."""
+def asked_for(graph, bufts, planner, time_limit, node_ids=None, leaf_ids=None, alloc_deps=()):
+    """(PlanRequest, PlanOptions, markers) of a plan that is remembered.  node_ids, leaf_ids: as of buffer_numbers; the
+    markers keep what alloc_deps names."""
     marks = kept_markers(graph, alloc_deps) if alloc_deps != () else []
-    return plan_request(graph, bufts, which), options_for(graph, planner, time_limit, remember=True), marks
+    options = options_for(graph, planner, time_limit, remember=True)
+    return plan_request(graph, bufts, node_ids, leaf_ids), options, marks
 
 
 # ---------------------------------------------------------------- work memory

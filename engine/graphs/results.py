@@ -106,6 +106,12 @@ class Results:
             buf._arena[offs:offs + nbytes] = 0xFF
 
 
+def used_by_another(t):
+    """Why there is no result of a tensor whose memory another graph computed in."""
+    return (f"the memory of {describe(t)} was used by another graph of the same GraphAllocator; read results before "
+            f"that, or give each graph an allocator of its own")
+
+
 class RunResults(Results):
     """What one run of a plan left in memory, without the plan: it refers to buffers alone and to no tensor, so a tensor
     may hold it.  Nothing else computes in these buffers.
@@ -130,11 +136,15 @@ class RunResults(Results):
     def of_graph(cls, graph):
         """Of a backend without plans, which stores every node where the graph's placement says."""
         left = cls(graph.placement.where)
-        left._positions = {t.id: i for i, t in enumerate(graph.nodes)}
-        stored = [(t, *left.where(t)) for t in graph.nodes if t.op not in VIEW_OPS and left.where(t) is not None]
-        rows = np.array([(id(buf), offs, offs + t.nbytes) for t, buf, offs in stored], np.int64).reshape(-1, 3)
-        left._spans = [left._positions[t.id] for t, _, _ in stored], rows, [weakref.ref(t) for t, _, _ in stored]
+        left._set_spans(graph.nodes)
         return left
+
+    def _set_spans(self, nodes):
+        """All nodes are computed in this order and stored in their places."""
+        self._positions = {t.id: i for i, t in enumerate(nodes)}
+        stored = [(t, *self.where(t)) for t in nodes if t.op not in VIEW_OPS and self.where(t) is not None]
+        rows = np.array([(id(buf), offs, offs + t.nbytes) for t, buf, offs in stored], np.int64).reshape(-1, 3)
+        self._spans = [self._positions[t.id] for t, _, _ in stored], rows, [weakref.ref(t) for t, _, _ in stored]
 
     def where(self, t):
         """(buffer, byte offset) of a tensor of the graph, or None."""
@@ -154,6 +164,19 @@ class RunResults(Results):
     def _name(self, writer):
         t = writer()
         return "a node that is gone" if t is None else repr(t)
+
+
+class SharedResults(RunResults):
+    """What the runs of a graph left in memory; other graphs may compute there as well."""
+
+    def begin(self):
+        """From here on the memory is this run's: readers of other runs see it (`_lost`)."""
+        for buf in {id(b): b for b, _ in self._places.values()}.values():
+            buf.last_plan = weakref.ref(self)
+
+    def _lost(self, t):
+        last = self.where(t)[0].last_plan
+        return None if last is None or last() is self else used_by_another(t)
 
 
 def never_stored(t, reader):

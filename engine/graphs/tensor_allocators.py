@@ -89,6 +89,7 @@ class TensorAllocator(Handle):
         where = dict(base=None) if self.buffer is None else dict(size=self.buffer.size, base=self.buffer.base)
         self._places = BestFit(alignment=alignment, **where)
         self._tensors = {}                      # id -> weak reference to the tensor placed under it
+        self._given_back = {}                   # likewise of those that were given back since, and are placed nowhere
 
     is_measure = property(lambda self: self._places.is_measure)
     max_size = property(lambda self: self._places.max_size, doc="Highest end of any tensor so far, in bytes.")
@@ -124,6 +125,7 @@ class TensorAllocator(Handle):
             self._places.free_id(t.id)
             raise
         self._tensors[t.id] = weakref.ref(t)
+        self._given_back.pop(t.id, None)
 
     def _drop_dead(self):
         """Give back what tensors of contexts that are gone held.  Returns whether there was any."""
@@ -147,14 +149,15 @@ class TensorAllocator(Handle):
         self._check()
         expect(t, Tensor, "free_tensor")._check()
         if not self.is_own(t):
+            given = self._given_back.get(t.id)
+            if given is not None and given() is t and int(TABLE.words[t.id, T_BUFFER]) < 0:
+                raise IndexRangeError(f"{describe(t)} was given back already")
             return
-        if t.id not in self._places.live:
-            raise IndexRangeError(f"{describe(t)} was given back already")
         if not self.is_measure:
             self.buffer.free_tensor(t)
             unplace(t, self.buffer.id)
         self._places.free_id(t.id)
-        self._tensors.pop(t.id)
+        self._given_back[t.id] = self._tensors.pop(t.id)
 
     def reset(self):
         """All tensors lose their places, the buffer forgets what it knew about them; `max_size` stays."""
@@ -163,6 +166,7 @@ class TensorAllocator(Handle):
             if _is_alive(ref) and not self.is_measure:
                 unplace(ref(), self.buffer.id)
         self._tensors.clear()
+        self._given_back.clear()
         self._places.reset()
         if not self.is_measure:
             self.buffer.reset()
@@ -198,7 +202,7 @@ class Allocr(Handle):
 
     @classmethod
     def new(cls, data, size=None, alignment=32):
-        """Over the caller's memory: an array or object with the buffer protocol, of which `size` bytes are used."""
+        """An allocator over the caller's memory: an array or object with the buffer protocol; `size` bytes are used."""
         memory = as_bytes(host_array(data))
         size = memory.size if size is None else buffer_size(size)
         if size > memory.size:

@@ -1,5 +1,6 @@
 """Assignment: one graph, assigned and split.  Numbers only; nothing is allocated, nothing of the user's is written."""
 import functools
+import threading
 
 import numpy as np
 
@@ -15,11 +16,27 @@ from ggjit.ops.core.spec import ops_with
 from ggjit.sched import causes
 from ggjit.sched import records as rec
 from ggjit.sched.explain import split_html
-from ggjit.sched.gather import B_WORDS, distinct_buffers, find_signatures, gather
+from ggjit.sched.gather import B_WORDS, distinct_buffers, gather
 from ggjit.sched.motion import move_splits, never_worse
 from ggjit.sched.order import reordered
 from ggjit.sched.rules import assign
 from ggjit.sched.split import judge_copies, split
+
+
+class _Marks(threading.local):
+    """A word per row of the tensor table, for one thread's `gather`: a fresh array of that size costs more than the
+    rest of a small graph's run."""
+
+    def __init__(self):
+        self.words, self.stamp = np.zeros(TABLE.capacity, np.int64), 0
+
+    def fresh(self):
+        """(the words, a stamp that none of them has)"""
+        self.stamp += 1
+        return self.words, self.stamp
+
+
+_MARKS = _Marks()
 
 
 class Split:
@@ -47,9 +64,8 @@ class Assignment:
         self._check_alive(graph.leaf_ids, graph.leafs)
         self.n_nodes = len(graph.nodes)
         self._gather(np.concatenate([graph.node_ids, graph.leaf_ids]))
-        self._ask()
+        support.answer(self.params, self.nodes)
         self._pin({i: b for i, (b, _, _) in decided.items()} if decided else pins, owned)
-        self.params.set(**support.params())
         self._raise(assign(self.params.words))
         if decided:
             self.rows["cause"], self.rows["cause_arg"] = np.array([decided[i][1:] for i in self.ids.tolist()]).T
@@ -94,7 +110,7 @@ class Assignment:
                               | (rec.IS_HOST if b.buft.is_host() else 0)) for b in self.buffers],
                             np.int64).reshape(-1, B_WORDS)
             self.params = rec.Params(table=TABLE.words, rows=self.rows, n=n, n_nodes=self.n_nodes)
-            if gather(self.params.words, bufs, len(bufs), block_sizes(), *s.marks()) == rec.OK:
+            if gather(self.params.words, bufs, len(bufs), block_sizes(), *_MARKS.fresh()) == rec.OK:
                 break
             ids = np.append(ids, self._adopt(self.params["failed"], self.params["missing"]))
         ops = TABLE.words[self.ids[:self.n_nodes], T_OP]
@@ -110,15 +126,6 @@ class Assignment:
                              f"the graph or allocate it first")
         self.tensors.append(other)
         return missing
-
-    def _ask(self):
-        """Ask devices about signatures that are new to the scheduler."""
-        s = self.support
-        s.make_room(self.n_nodes)
-        new = np.empty(self.n_nodes + 1, np.int64)
-        n = find_signatures(self.params.words, s.memo, s.memo_mask, s.n_signatures, new)
-        if n:
-            s.ask([self.tensors[i] for i in new[:n].tolist()])
 
     def _pin(self, pins, owned):
         if not pins and not owned:

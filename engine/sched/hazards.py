@@ -10,6 +10,7 @@ class Writers:
 
     bases, backends     one entry per base and node that writes it: its local number (ascending), where the node runs
     leaves              local numbers of those bases that have memory of their own
+    shares              per backend, the asynchronous others that may write memory it touches, or touch memory it writes
     """
 
     def __init__(self, assigned):
@@ -23,23 +24,23 @@ class Writers:
         order = np.argsort(bases, kind="stable")
         self.bases, self.backends = bases[order], backends[order]
         self.leaves = np.unique(self.bases[assigned.rows["mem"][self.bases] >= 0])
+        self.shares = self._sharing(assigned)
 
     def of(self, base):
         """Numbers of the backends that write the base."""
         lo, hi = np.searchsorted(self.bases, [base, base + 1])
         return np.unique(self.backends[lo:hi]).tolist()
 
+    def _sharing(self, assigned):
+        """A backend writes its own compute memory (results, copies), leaves, and what it works on in place elsewhere.
+        """
+        s, rows = assigned.support, assigned.rows[self.bases]
+        n, reads = len(s.backends), s.reads
+        if not any(s.is_async):
+            return [[] for _ in range(n)]
+        kinds = np.where(rows["mem"] >= 0, rows["mem"], s.buft_of[rows["backend"]])
+        written = [{int(s.buft_of[b]), *np.unique(kinds[self.backends == b]).tolist()} for b in range(n)]
 
-def sharing(assigned, writers):
-    """Per backend, the asynchronous others that may write memory it touches, or touch memory it writes.
-
-    A backend writes its own compute memory (results, copies), leaves, and what it works on in place elsewhere.
-    """
-    s, rows = assigned.support, assigned.rows[writers.bases]
-    n, reads = len(s.backends), s.reads
-    kinds = np.where(rows["mem"] >= 0, rows["mem"], s.buft_of[rows["backend"]])
-    written = [{int(s.buft_of[b]), *np.unique(kinds[writers.backends == b]).tolist()} for b in range(n)]
-
-    def meet(a, b):
-        return any(reads[a, k] and reads[b, k] for k in written[a] | written[b])
-    return [[a for a in range(n) if a != b and s.is_async[a] and meet(a, b)] for b in range(n)]
+        def meet(a, b):
+            return any(reads[a, k] and reads[b, k] for k in written[a] | written[b])
+        return [[a for a in range(n) if a != b and s.is_async[a] and meet(a, b)] for b in range(n)]

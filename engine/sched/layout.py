@@ -2,8 +2,8 @@
 engine/core/compute_buffers.py.
 
 Rows of the private table are places: tensor i of the graph is row i, copy c in instance k is row n + c * instances + k.
-Leaves without memory get buffers of their own (`place_leaves`): they keep their values from run to run, and two graphs
-on one scheduler may share them.  Everything computed shares the scheduler's buffers, one graph at a time.
+Leaves without memory get buffers of their own (`prepare.place_leaves`): they keep their values from run to run, and two
+graphs on one scheduler may share them.  Everything computed shares the scheduler's buffers, one graph at a time.
 """
 import numpy as np
 
@@ -12,12 +12,9 @@ from ggjit.alloc.plan_request import PlanRequest
 from ggjit.alloc.validate import validate_plan
 from ggjit.core.buffer import BufferType
 from ggjit.core.config import debug
-from ggjit.core.placing import place_tensors
 from ggjit.core.slots import checked_int
-from ggjit.core.table import TABLE
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.graphs.requests import options_for, work_nbytes, work_room
-from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import (
     MAX_SRC,
     T_BUFFER,
@@ -30,8 +27,6 @@ from ggjit.ops.core.record import (
 )
 from ggjit.sched.planner_graph import planner_graph
 from ggjit.sched.records import TRANSIENT
-
-_placing = ForkLock()             # two schedulers may find the same leaf without memory
 
 
 class GraphLayout:
@@ -158,25 +153,3 @@ def add_work(table, order, nodes, first):
     table[rows[1::2], T_VIEW_SRC] = table[rows[1::2], T_SRC] = rows[::2]
     at = {row: k for k, row in enumerate(order.tolist())}
     return np.insert(order, [at[i] + behind for i in nodes for behind in (0, 1)], rows)
-
-
-def place_leaves(assigned):
-    """Give every leaf without memory a place on its backend, in one buffer per buffer type.
-
-    Returns [(buffer, its tensors)], or None if tensors were placed or moved since the assignment was made: it counted
-    on other places.  Errors leave nothing behind.
-    """
-    s, n = assigned.support, assigned.n_nodes
-    with _placing:
-        if assigned.placed() != assigned.found:
-            return None
-        wanted = {}
-        missing = (assigned.rows["view"][n:] < 0) & (TABLE.words[assigned.ids[n:], T_BUFFER] < 0)
-        for i in (n + np.flatnonzero(missing)).tolist():
-            wanted.setdefault(s.buft_ids[int(assigned.rows["backend"][i])], []).append(i)
-        made = place_tensors([(s.own_bufts[buft_id], [assigned.tensors[i] for i in members])
-                              for buft_id, members in wanted.items()])
-        for buft_id, members in wanted.items():
-            for i in members:
-                assigned.place_leaf(i, s.buft_index(s.own_bufts[buft_id]))
-        return made

@@ -6,16 +6,22 @@ import dataclasses
 import sys
 import weakref
 
+import numpy as np
+
 from ggjit.core.config import debug
 from ggjit.core.lifetime import call_all
-from ggjit.core.placing import free_after, unplace
+from ggjit.core.placing import free_after, place_tensors, unplace
 from ggjit.core.table import TABLE
 from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import T_BUFFER
 from ggjit.sched.assignment import Assignment
 from ggjit.sched.explain import Explanation
-from ggjit.sched.layout import GraphLayout, place_leaves
+from ggjit.sched.hazards import Writers
+from ggjit.sched.layout import GraphLayout
 from ggjit.sched.run import Run
+
+_placing = ForkLock()           # two schedulers may find the same leaf without memory
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -33,12 +39,6 @@ class SchedSettings:
     pins: dict = dataclasses.field(default_factory=dict)
     pin_version: int = 0
     leaves: list = dataclasses.field(default_factory=list)
-
-    def key_of(self, run):
-        """What a run depends on besides its graph, as it is now."""
-        usages = tuple([b.usage for b in run.assigned.buffers])
-        threads = self.work and tuple([b.plan_settings for b in self.support.backends])     # work memory depends on it
-        return self.pin_version, self.motion, self.planner, threads, usages, run.places()
 
     def forget(self):
         """No pins, and the leaves have no memory again."""
@@ -77,10 +77,32 @@ def prepare(settings, memory, events, rest, graph):
         layout = lay_out(settings, assigned)
         memory.grow(layout.chunk_sizes, rest)
         made = place_leaves(assigned)                       # after whatever may fail: the user sees it
-    backend = assigned.rows["backend"]
-    settings.leaves += [OwnedLeaves(buf, [(t, int(backend[assigned.local[t.id]])) for t in tensors])
-                        for buf, tensors in made]
-    return Run(assigned, layout, memory, events)
+    backend, local = assigned.rows["backend"], assigned.local
+    for buf, tensors in made:
+        settings.leaves.append(OwnedLeaves(buf, [(t, int(backend[local[t.id]])) for t in tensors]))
+    return Run(assigned, layout, Writers(assigned), memory, events)
+
+
+def place_leaves(assigned):
+    """Give every leaf without memory a place on its backend, in one buffer per buffer type.
+
+    Returns [(buffer, its tensors)], or None if tensors were placed or moved since the assignment was made: it counted
+    on other places.  Errors leave nothing behind.
+    """
+    s, n = assigned.support, assigned.n_nodes
+    with _placing:
+        if assigned.placed() != assigned.found:
+            return None
+        wanted = {}
+        missing = (assigned.rows["view"][n:] < 0) & (TABLE.words[assigned.ids[n:], T_BUFFER] < 0)
+        for i in (n + np.flatnonzero(missing)).tolist():
+            wanted.setdefault(s.buft_ids[int(assigned.rows["backend"][i])], []).append(i)
+        made = place_tensors([(s.own_bufts[buft_id], [assigned.tensors[i] for i in members])
+                              for buft_id, members in wanted.items()])
+        for buft_id, members in wanted.items():
+            for i in members:
+                assigned.place_leaf(i, s.buft_index(s.own_bufts[buft_id]))
+        return made
 
 
 class OwnedLeaves:

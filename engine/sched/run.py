@@ -30,7 +30,6 @@ from ggjit.ops.core.record import OP, T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.sched import records as rec
 from ggjit.sched.experts import expert_ids
-from ggjit.sched.hazards import Writers, sharing
 from ggjit.sched.input_copies import Copy
 
 
@@ -48,7 +47,7 @@ class Part:
 class Run(Results):
     """Everything of one graph on one scheduler.  `compute()` may be called any number of times."""
 
-    def __init__(self, assigned, layout, memory, events):
+    def __init__(self, assigned, layout, writers, memory, events):
         """memory, events: the scheduler's ComputeBuffers, and its events by backend and instance."""
         self.support, self.memory, self.events = assigned.support, memory, events
         self.assigned, self.layout, self.n_instances = assigned, layout, assigned.support.n_instances
@@ -65,10 +64,15 @@ class Run(Results):
         self._places = None, None               # version of the table, which buffers the tensors lay in
         self.copy_callback = None               # Scheduler.set_copy_callback
         self.grown_for = None                   # versions of table and compute memory at which it was large enough
-        self.writers = Writers(assigned)
+        self.writers = writers
         self._written_ids = assigned.ids[self.writers.leaves]
         self.written_buffers = set(TABLE.words[self._written_ids, T_BUFFER].tolist())
-        self._shares = sharing(assigned, self.writers)
+
+    def key_under(self, settings):
+        """What the run depends on besides its graph, as it is now.  settings: the scheduler's SchedSettings."""
+        usages = tuple([b.usage for b in self.assigned.buffers])
+        threads = settings.work and tuple([b.plan_settings for b in self.support.backends])     # for work memory
+        return settings.pin_version, settings.motion, settings.planner, threads, usages, self.places()
 
     @functools.cached_property
     def touched_buffers(self):
@@ -273,7 +277,7 @@ class Run(Results):
         try:
             for part in parts:
                 t0 = time.perf_counter_ns()
-                for a in self._shares[part.number]:
+                for a in self.writers.shares[part.number]:
                     self._wait(part, a)
                 copies = part.copies            # a copy callback may read the split's other inputs: weights come last
                 for copy in copies if self.copy_callback is None else sorted(copies, key=Copy.is_host_weight):

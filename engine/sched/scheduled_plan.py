@@ -4,13 +4,14 @@
 
 Their memory is the scheduler's: plans of one scheduler share it and run one after the other.
 """
+from ggjit.graphs.plan_cache import without_plans
 
 
 class ScheduledPlan:
     """`compute()`, `numpy(t)`, `view(t)` of a plan; `sched` splits the graph and copies what its devices need."""
 
     def __init__(self, sched, graph):
-        self.sched, self.graph, self.placement = sched, graph._for_plan(), graph.placement
+        self.sched, self.graph, self.placement = sched, without_plans(graph), graph.placement
         self.runs = 0
         sched.alloc_graph(self.graph)
 

@@ -13,6 +13,7 @@ graph are never edited, so a graph may be computed any number of times, on sever
 import contextlib
 import dataclasses
 import functools
+import operator
 
 import numpy as np
 
@@ -242,7 +243,7 @@ class Scheduler(Handle):
     def _prepared(self, graph):
         """The Run of the graph, with memory for it."""
         self._check(graph)
-        run = self._runs.get(graph, self.settings.key_of, functools.partial(
+        run = self._runs.get(graph, operator.methodcaller("key_under", self.settings), functools.partial(
             prepare, self.settings, self.memory, self.events, self.synchronize, graph))
         now = TABLE.placement_version, self.memory.version
         if run.grown_for != now:                            # chunks may have been replaced or freed

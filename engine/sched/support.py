@@ -11,6 +11,7 @@ from ggjit.core.buffer import BufferType
 from ggjit.core.slots import checked_bool, checked_int
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import ParamError
+from ggjit.sched.gather import find_signatures
 from ggjit.sched.rules import RULES
 
 MEMO_SLOTS = 1 << 12
@@ -51,7 +52,7 @@ class Support:
         self.is_async = [type(b).synchronize is not Backend.synchronize for b in backends]
         self.copies_async = [type(b).copy_tensor_async is not Backend.copy_tensor_async for b in backends]
         self.snapshot = np.array([n_instances > 1 and a for a in self.is_async], np.int64)
-        self._scratch, self._marks, self._stamp = {}, None, 0
+        self._scratch = {}
         self._forget()
 
     # ------------------------------------------------------------ memory
@@ -80,21 +81,21 @@ class Support:
             found = self._scratch[name] = np.empty(2 * size, dtype)
         return found[:size] if words is None else found[:size].reshape(n, words)
 
-    def marks(self):
-        """(one word per row of the tensor table, a stamp that is new)"""
-        if self._marks is None:
-            self._marks = np.zeros(TABLE.capacity, np.int64)
-        self._stamp += 1
-        return self._marks, self._stamp
-
-    def params(self):
-        """What the passes have to know of the devices, as PARAMS fields.  Valid until `ask` or `buft_index`."""
-        return dict(table=TABLE.words, buft_of=self.buft_of, reads=self.reads, homes=self.homes, support=self.support,
+    # ------------------------------------------------------------ ops
+    def answer(self, params, nodes):
+        """Ask the devices about signatures that are new, then set what the passes have to know of them; valid until
+        the next call or a new buffer type.  nodes: those of the rows of `params`."""
+        n = len(nodes)
+        self._make_room(n)
+        new = self.scratch("new", n + 1)
+        n_new = find_signatures(params.words, self.memo, self.memo_mask, self.n_signatures, new)
+        if n_new:
+            self._ask([nodes[i] for i in new[:n_new].tolist()])
+        params.set(table=TABLE.words, buft_of=self.buft_of, reads=self.reads, homes=self.homes, support=self.support,
                     offload=self.offload, snapshot=self.snapshot, buft_ids=self._buft_ids_array,
                     n_backends=len(self.backends), n_bufts=len(self.bufts), n_instances=self.n_instances,
                     rule=RULES[self.rules], op_offload=int(self.op_offload), keep_weights=int(self.keep_weights))
 
-    # ------------------------------------------------------------ ops
     def _forget(self):
         nb = len(self.backends)
         self.memo_mask = MEMO_SLOTS - 1
@@ -102,7 +103,7 @@ class Support:
         self.support, self.offload = np.ones((64, nb), np.uint8), np.zeros((64, nb), np.uint8)
         self.n_signatures = 1                   # row 0: views and leaves, which every backend "computes"
 
-    def make_room(self, n):
+    def _make_room(self, n):
         """Room for n more signatures.  A memo that would fill up is forgotten: devices are asked again."""
         if 2 * (self.n_signatures + n + 1) > self.memo_mask:
             slots = MEMO_SLOTS
@@ -112,7 +113,7 @@ class Support:
                 self._forget()
                 self.memo_mask, self.memo = slots - 1, np.full(3 * slots, -1, np.int64)
 
-    def ask(self, nodes):
+    def _ask(self, nodes):
         """One node of each new signature.  If a device raises, nothing is remembered and its error comes out."""
         need = self.n_signatures + len(nodes)
         while need > len(self.support):

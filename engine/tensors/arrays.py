@@ -31,8 +31,8 @@ def from_numpy(ctx, array, name="", type=None):
     """A leaf with the values and the shape of `array` (NumPy order; ne is the shape reversed, filled up with ones).
 
     A C-contiguous array of a dtype ggjit has is used in place: later writes to it are seen, and ops that write into
-    the tensor write into it.  Others are copied.  `type` converts or quantises: gg.Q8_0 or its name, "Q8_0".
-    Errors: TypeMismatch, ShapeError.
+    the tensor write into it.  Others are copied, and gg.tensor(array) copies always.  `type` converts or quantises:
+    gg.Q8_0 or its name, "Q8_0". Errors: TypeMismatch, ShapeError.
     """
     expect_slot(ctx, "new_tensor", "from_numpy(ctx, array): the first argument is a Context")
     type = None if type is None else type_of(type, "from_numpy: type")

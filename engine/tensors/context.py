@@ -65,7 +65,10 @@ class Context(HtmlRepr):
     A tensor lives as long as it is referred to, and keeps its context and the tensors it is computed from alive.
     """
 
-    def __init__(self):
+    def __init__(self, *size, **params):
+        if size or params:
+            raise TypeMismatch("Context takes no size and no options: it grows as needed, and alloc_ctx_tensors gives "
+                               "its tensors memory; write gg.Context()")
         self.id = next(_ids)
         self.alive = True
         self._refs = TABLE.refs(self)
@@ -302,11 +305,12 @@ def tensor(values, ctx=None, name="", type=None):
         t = gg.tensor([[1.0, 2.0], [3.0, 4.0]])
         gg.compute(t + 1)
 
-    Python's floats become F32 and its integers I32 (I64 beyond 32 bits); arrays keep their dtype and are used in place
-    as by `from_numpy`.  type: another tensor type or its name, "Q8_0".  ctx: as for `from_dlpack`.
-    Errors: TypeMismatch, ShapeError.
+    Python's floats become F32 and its integers I32 (I64 beyond 32 bits); arrays keep their dtype.  Arrays are copied:
+    writes to them later are not seen; `from_numpy` uses an array in place.  type: another tensor type or its name,
+    "Q8_0".  ctx: as for `from_dlpack`. Errors: TypeMismatch, ShapeError.
     """
-    return from_numpy(_some_context(ctx), array_of(values), name, type)
+    values = array_of(values)
+    return from_numpy(_some_context(ctx), values if type is not None else np.array(values, order="C"), name, type)
 
 
 def _some_context(ctx):

@@ -19,7 +19,7 @@ from ggjit.ops.copying.copy import cont
 from ggjit.ops.copying.repeat import repeat_to
 from ggjit.ops.copying.view import offset_params, permute, reshape_to, transpose
 from ggjit.ops.core.builders import all_or_nothing
-from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.errors import IndexRangeError, NotAllocated, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import contiguous_nb, describe, is_contiguous
 from ggjit.ops.core.types import F16, F32
@@ -29,6 +29,10 @@ from ggjit.ops.elementwise.constants import fill, scale, scale_bias
 from ggjit.ops.elementwise.unary import SIMPLE
 from ggjit.ops.matmul.mul_mat import mul_mat
 from ggjit.tensors.arrays import from_numpy, leaf_of_dlpack
+
+
+def _floor(x):
+    return SIMPLE["floor"][0](x) if isinstance(x, Operators) else x
 
 
 class Operators:
@@ -77,6 +81,49 @@ class Operators:
     def __rmatmul__(self, other):
         a = _operand(other, self)
         return NotImplemented if a is None else matmul(a, self)
+
+    def __floordiv__(self, other):
+        """floor(self / other)."""
+        return _floor(self / other)
+
+    def __rfloordiv__(self, other):
+        return _floor(other / self)
+
+    def __mod__(self, other):
+        """Errors: TypeMismatch, always: ggml has no op for it."""
+        raise TypeMismatch(f"{describe(self)} % ...: ggml has no op for remainders; write t - t // n * n")
+
+    __rmod__ = __mod__
+
+    def __setitem__(self, index, value):
+        """Write values into a leaf that has memory: `with t.write() as a: a[index] = value`.
+
+        Errors: TypeMismatch for a result (its graph would not know of it) and for quantised types.
+        """
+        if self.op:
+            raise TypeMismatch(f"{describe(self)} is a result: what is written there would be computed over.  Write "
+                               f"into a leaf, or make another result: gg.set_rows, gg.set_1d, gg.compute(t) and NumPy")
+        if self.type.block > 1 or self.type.name == "bf16":
+            raise TypeMismatch(f"{describe(self)} holds blocks, which have no elements to write to; t.set(values) "
+                               f"converts a whole array")
+        with self.write() as a:
+            a[index] = value.numpy() if isinstance(value, Operators) else value
+
+    def __float__(self):
+        return float(self._one_value("float"))
+
+    def __int__(self):
+        return int(self._one_value("int"))
+
+    def _one_value(self, name):
+        """The value of a tensor of one element.  Errors: ShapeError, NotAllocated."""
+        if math.prod(self.ne) != 1:
+            raise ShapeError(f"{name}() takes one value, {describe(self)} holds {math.prod(self.ne):,}; gg.compute(t) "
+                             f"gives them as an array")
+        if self._where() is None:
+            raise NotAllocated(f"{name}({describe(self)}): a node has no value before it is computed; "
+                               f"{name}(gg.compute(t).item()) computes it")
+        return self.item()
 
     def __pow__(self, power):
         """Squares and square roots (power 2, 0.5): what ggml has ops for.  Errors: ParamError for other powers."""
@@ -142,7 +189,9 @@ class Operators:
 
     @property
     def T(self):
-        """All axes reversed, as in NumPy: a view."""
+        """All axes reversed, as in NumPy: a view.  Of a quantised matrix: what `x @ w.T` takes (TransposedBlocks)."""
+        if self.type.block > 1 and self.ndim == 2:
+            return TransposedBlocks(self)
         return self.transpose()
 
     def transpose(self, *axes):
@@ -202,6 +251,30 @@ class Operators:
         return (self[i] for i in range(len(self)))
 
 
+class TransposedBlocks:
+    """`w.T` of a quantised matrix w, whose blocks lie along its rows: the right side of `x @ w.T`, and nothing else."""
+    __slots__ = ("T",)
+    __array_priority__ = 1001.0         # above a Tensor's
+
+    def __init__(self, w):
+        self.T = w
+
+    @property
+    def shape(self):
+        return self.T.shape[::-1]
+
+    def __rmatmul__(self, x):
+        x = _operand(x, self.T)
+        return NotImplemented if x is None else _times_rows(x, self.T)
+
+    def __getattr__(self, name):
+        raise AttributeError(f"{describe(self.T)} transposed has no {name!r}: its rows are blocks, which cannot be "
+                             f"strided; x @ w.T takes it, gg.cast(w, 'F32').T is a tensor", name=name, obj=self)
+
+    def __repr__(self):
+        return f"<{describe(self.T)} transposed, for x @ w.T>"
+
+
 # ---------------------------------------------------------------- operands
 def _whole_numbers(what, values):
     """A sequence of whole numbers as ints.  Errors: ParamError."""
@@ -239,6 +312,9 @@ def _plus(t, factor, other, sign, op):
     """t + sign * other: with a scalar in one node of its own, else by `op`."""
     if _is_scalar(other) and t.type is F32:
         return scale_bias(t, factor, sign * number(other))
+    if _is_scalar(other) and t.type.block > 1:
+        raise TypeMismatch(f"{describe(t)} + {other}: no op computes a number into blocks; "
+                           f"gg.cast(t, 'F32') + {other} computes in float32")
     return _binary(op, t, other)
 
 
@@ -251,7 +327,8 @@ def _operand(x, like):
             return None
         return leaf_of_dlpack(like.ctx._target(), x)
     a = np.asarray(number(x) if _is_scalar(x) else x)
-    if _is_scalar(x) or a.dtype == np.float64:          # Python's floats, as in `a * np.linspace(0, 1, 5)`
+    if _is_scalar(x) or a.dtype in (np.float64, np.int64) and like.type.dtype not in (np.int64, np.int32):
+        # Python's numbers, as in `a * np.linspace(0, 1, 5)` and `a + np.arange(5)`
         a = a.astype(np.float16 if like.type is F16 and _is_scalar(x) else np.float32)
     return from_numpy(like.ctx._target(), a)
 
@@ -297,10 +374,23 @@ def matmul(a, b):
             return _shaped(y, y.ne, a.ndim - 1)
         y = mul_mat(b, a)                       # [1, m, ...]: one value per row
         return _shaped(y, (*y.ne[1:], 1), a.ndim - 1)
-    vector, ndim, batch = a.ndim == 1, max(a.ndim, b.ndim), broadcast("mul_mat", a, b, first=2)
+    batch = broadcast("mul_mat", a, b, first=2)
     if a.ne[2:] != batch:
-        a = repeat_to(a, (*a.ne[:2], *batch), ndim)
-    y = mul_mat(_rows_along_k(b), a)
+        a = repeat_to(a, (*a.ne[:2], *batch), max(a.ndim, b.ndim))
+    return _product(_rows_along_k(b), a, max(a.ndim, b.ndim))
+
+
+def _times_rows(a, w):
+    """a @ w.T of a matrix w as it lies."""
+    if not a.ndim or a.ne[0] != w.ne[0]:
+        raise ShapeError(f"matmul: {describe(a)} has rows of {a.ne[0] if a.ndim else 'no axis'}, {describe(w)} rows of "
+                         f"{w.ne[0]} (shapes {a.shape} @ {w.shape[::-1]})")
+    return _product(w, a, max(a.ndim, 2))
+
+
+def _product(rows, a, ndim):
+    """mul_mat(rows, a) with the axes of a @ rows.T."""
+    y, vector = mul_mat(rows, a), a.ndim == 1
     return _shaped(y, (y.ne[0], *y.ne[2:], 1), ndim - 1) if vector else _shaped(y, y.ne, ndim)
 
 

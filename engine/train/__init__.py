@@ -16,11 +16,11 @@
 """
 from ggjit.train.dataset import Dataset
 from ggjit.train.fit import evaluate, fit, measure, predict
-from ggjit.train.history import History
+from ggjit.train.history import Evaluation, History
 from ggjit.train.in_use import InUse
 from ggjit.train.losses import mean_in_chunks
 from ggjit.train.optimizers import SGD, AdamW
 from ggjit.train.training import NotFinite
 
-__all__ = ["SGD", "AdamW", "Dataset", "History", "InUse", "NotFinite", "evaluate", "fit", "mean_in_chunks", "measure",
-           "predict"]
+__all__ = ["SGD", "AdamW", "Dataset", "Evaluation", "History", "InUse", "NotFinite", "evaluate", "fit",
+           "mean_in_chunks", "measure", "predict"]

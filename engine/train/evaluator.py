@@ -12,6 +12,7 @@ from ggjit.sched.scheduler import Scheduler
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 from ggjit.tensors.tensor import Tensor, set_input
 from ggjit.train import losses
+from ggjit.train.history import Evaluation
 
 
 class PlannedGraphs:
@@ -146,18 +147,22 @@ class Evaluator:
                              f"function needs; hold out more, or give the inputs fewer rows")
 
     def evaluate(self, dataset):
-        """(loss, accuracy or None) over all rows; a loss function of your own is the mean over whole batches."""
-        total = n_rows = right = seen = 0
+        """The Evaluation of all rows; a loss function of your own is the mean over whole batches."""
+        total = n_rows = right = 0
+        batch_losses, predictions = [], []
         if callable(self.loss_kind):                    # it was built for `batch` rows and cannot leave some out
             self.needs_batch(dataset)
             dataset = dataset.first(len(dataset) // self.batch * self.batch)
         for y, target, batch_loss in self.results(dataset):
             loss = batch_loss if callable(self.loss_kind) else losses.on_host(self.loss_kind, y, target)
             total, n_rows = total + loss * (1 if self.loss_kind == "sum" else len(y)), n_rows + len(y)
+            batch_losses.append(loss)
             if self.loss_kind == "cross_entropy":
-                hits, n = losses.n_correct(losses.classes_of(y), target)
-                right, seen = right + hits, seen + n
-        return total if self.loss_kind == "sum" else total / n_rows, right / seen if seen else None
+                classes = losses.classes_of(y)
+                right += losses.n_correct(classes, target)[0]
+                predictions.append(classes.reshape(-1))
+        return Evaluation(total, n_rows, batch_losses, right, np.concatenate(predictions) if predictions else None,
+                          self.loss_kind == "sum")
 
 
 def _filled(a, n):

@@ -97,9 +97,10 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
 
 
 def evaluate(inputs, outputs, dataset, loss="cross_entropy", backend=None):
-    """(loss, accuracy) over all rows of a dataset; accuracy is None for losses without classes.
+    """(loss, accuracy) over all rows of a dataset, an Evaluation: with uncertainties and predictions; accuracy is None
+    for losses without classes.
 
-        gg.train.evaluate(x, logits, (X_test, Y_test))
+        loss, accuracy = gg.train.evaluate(x, logits, (X_test, Y_test))
 
     Arguments and errors as `fit`.  Source: ggml_opt_epoch.
     """

@@ -1,8 +1,11 @@
 """What a training was like: numbers by step and by epoch, and their picture."""
 import dataclasses
+import math
+
+import numpy as np
 
 from ggjit.core.html_repr import PlotRepr
-from ggjit.ops.core.errors import extra
+from ggjit.ops.core.errors import TypeMismatch, extra
 
 
 @dataclasses.dataclass
@@ -38,3 +41,54 @@ class History(PlotRepr):
         axes.set_ylabel("loss")
         axes.legend()
         return axes
+
+
+class Evaluation(tuple):
+    """What `evaluate` found: (loss, accuracy), and what ggml_opt_result says beside them.
+
+        loss, accuracy = found = gg.train.evaluate(x, logits, (X, Y))
+        found.loss_uncertainty; found.predictions; found + gg.train.evaluate(x, logits, more)
+
+    n_rows            rows seen
+    predictions       the class of each target in order, int64; None for losses without classes, as accuracy
+    batch_losses      the loss of every batch
+    loss_uncertainty  of the mean over n batches: sqrt((mean of squares - square of mean) / (n - 1)); of loss "sum" that
+                      of the sum; NaN below two batches
+    accuracy_uncertainty      sqrt(accuracy (1 - accuracy) / (n - 1)) of n targets; NaN below two
+    A sum of two is that of the rows of both.  Source: ggml_opt_result_loss, _accuracy, _pred, _ndata.
+    """
+
+    def __new__(cls, total, n_rows, batch_losses, right=None, predictions=None, summed=False):
+        loss = total if summed else total / n_rows
+        found = super().__new__(cls, (loss, None if predictions is None else right / len(predictions)))
+        found._parts, found._seen = (total, right, summed), (n_rows, tuple(batch_losses), predictions)
+        return found
+
+    loss = property(lambda self: self[0])
+    accuracy = property(lambda self: self[1])
+    n_rows = property(lambda self: self._seen[0])
+    batch_losses = property(lambda self: self._seen[1])
+    predictions = property(lambda self: self._seen[2])
+
+    @property
+    def loss_uncertainty(self):
+        a, summed = np.array(self.batch_losses, np.float64), self._parts[2]
+        if len(a) < 2:
+            return math.nan
+        variance = max(0.0, float((a * a).mean() - a.mean() ** 2))
+        return math.sqrt(variance * len(a) / (len(a) - 1)) if summed else math.sqrt(variance / (len(a) - 1))
+
+    @property
+    def accuracy_uncertainty(self):
+        n = 0 if self.predictions is None else len(self.predictions)
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / (n - 1)) if n > 1 else math.nan
+
+    def __add__(self, other):
+        if not isinstance(other, Evaluation) or other._parts[2] != self._parts[2] or \
+                (other.predictions is None) != (self.predictions is None):
+            raise TypeMismatch("an Evaluation is added to one of the same kind of loss")
+        (a, right, summed), (b, more, _) = self._parts, other._parts
+        classes = self.predictions is not None
+        return Evaluation(a + b, self.n_rows + other.n_rows, self.batch_losses + other.batch_losses,
+                          right + more if classes else None,
+                          np.concatenate([self.predictions, other.predictions]) if classes else None, summed)

@@ -74,8 +74,8 @@ class Attention:
         """[(name, type, ne)] of what is kept between tokens."""
         if self.kv_of is not None:
             return []
-        n, type_ = sizes.rows[self.window], sizes.kv_type
-        return [("k cache", type_, (self.n_k, n)), ("v cache", type_, (self.n_v, n))]
+        n = sizes.rows[self.window]
+        return [("k cache", sizes.kv_type, (self.n_k, n)), ("v cache", sizes.v_type, (self.n_v, n))]
 
     def load(self, loader, p):
         d, n_q = loader.n_embd, self.n_q * (2 if self.gated else 1)
@@ -208,15 +208,21 @@ class Attention:
         # attention reads views of what set_rows returns, so it comes after the writes
         k_all, v_all = (gg.set_rows(kept, new, g.rows(self.window))
                         for kept, new in zip(g.cache[i][:2], (k, v), strict=True))
-        return (rows_by_head(g, k_all, self.d_head, self.n_head_kv),
-                rows_by_head(g, v_all, self.d_head_v, self.n_head_kv))
+        paged = g.pages(self.window) is not None
+        return (rows_by_head(g, k_all, self.d_head, self.n_head_kv, paged),
+                rows_by_head(g, v_all, self.d_head_v, self.n_head_kv, paged))
 
     def _attend(self, g, q, k, v, w, i):
         """[d_head_v, n_head, n_tokens]"""
         scale = self.scale or 1.0 / math.sqrt(self.d_head)
         bias = self._relative(g, w["attn_rel_b"]) if self.rel_buckets else None
         return attend(g, q, k, v, g.mask(self.window), scale, i, self.softcap, self.max_alibi_bias,
-                      w.get("attn_sinks"), bias)
+                      w.get("attn_sinks"), bias, g.pages(self.window))
+
+    @property
+    def pages(self):
+        """Can its keys and values be read by a page table?"""
+        return not (self.max_alibi_bias or self.rel_buckets)
 
     def _relative(self, g, table):
         """[n_kv, n_tokens, n_head]: what the distance of two tokens adds to their score."""
@@ -234,18 +240,21 @@ def gated(o, act, weights, n, i, n_head=0):
     return gg.reshape_2d(gg.mul(heads, gg.reshape_3d(gate, 1, n_head, o.ne[1])), *o.ne[:2])
 
 
-def rows_by_head(g, cache, d, n_head_kv):
-    """The cache rows that are looked at, as [d, n_kv, n_head_kv]."""
-    return gg.view_3d(cache, d, min(g.n_kv, cache.ne[1]), n_head_kv, cache.nb[1], cache.type.row_nbytes(d), 0)
+def rows_by_head(g, cache, d, n_head_kv, paged=False):
+    """The cache rows that are looked at, as [d, n_kv, n_head_kv]; paged: all rows."""
+    n = cache.ne[1] if paged else min(g.n_kv, cache.ne[1])
+    return gg.view_3d(cache, d, n, n_head_kv, cache.nb[1], cache.type.row_nbytes(d), 0)
 
 
-def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None, bias=None):
+def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None, bias=None, pages=None):
     """q [d, n_tokens, n_head], k [d, n_kv, n_head_kv], v [d_v, n_kv, n_head_kv] -> [d_v, n_head, n_tokens].
 
-    i: of the layer, in the names of what is computed; None: they get none.
+    i: of the layer, in the names of what is computed; None: they get none.  pages: tables by which keys are found.
     """
     def named(x, name):
         return x if i is None else gg.set_name(x, f"{name}-{i}")
+    if pages is not None:
+        return named(gg.flash_attn_paged(q, k, v, mask, sinks, pages, scale, softcap), "attn")
     if g.flash and not max_bias and bias is None:
         o = gg.flash_attn_ext(q, k, v, mask, scale, 0.0, softcap)
         return named(o if sinks is None else gg.flash_attn_ext_add_sinks(o, sinks), "attn")

@@ -8,6 +8,7 @@
 
 Pieces are given a Loader to take their tensors from, and a Scope to build their part of a graph in.
 """
+import collections
 import dataclasses
 import functools
 from typing import Any
@@ -75,7 +76,8 @@ class Loader:
 class CacheSizes:
     """What the caches of layers are made for."""
     n_embd: int
-    kv_type: Any
+    kv_type: Any                        # of keys
+    v_type: Any                         # of values
     rows: dict                          # {window: cache rows of layers with it}
     n_state_rows: int                   # rows of states
 
@@ -111,6 +113,10 @@ class Scope:
         """The cache rows of these tokens."""
         return self.leaf[rows_name(window)]
 
+    def pages(self, window):
+        """The page tables of these tokens, or None: rows are looked at as they lie in the cache."""
+        return self.leaf.get(pages_name(window))
+
     @property
     def n_each(self):
         """Tokens of each text."""
@@ -137,6 +143,10 @@ def mask_name(window):
 
 def rows_name(window):
     return f"rows_{window}" if window else "rows"
+
+
+def pages_name(window):
+    return f"pages_{window}" if window else "pages"
 
 
 def linear(weights, x):
@@ -328,9 +338,18 @@ class PostNormBlock:
         return normed(gg.add(named(self.feed_forward.build(g, y, w, i), "ffn_out"), y), "layer_output_norm", "l_out")
 
 
-@dataclasses.dataclass(frozen=True)
+def _short(piece):
+    """A piece of a layer in a few words: "Attention(n_head=9, n_head_kv=3)"."""
+    if piece is None:
+        return ""
+    told = [f"{name}={getattr(piece, name)}" for name in ("n_head", "n_head_kv", "d_head", "window", "n_ff", "n_expert")
+            if getattr(piece, name, None)]
+    return f"{type(piece).__name__}({', '.join(told)})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Description:
-    """A whole network."""
+    """A whole network; shown in short, `dataclasses.asdict(m.description)` is all of it."""
     blocks: list
     eps: float
     norm: str = "rms"                   # kind of the last norm, and of embd_norm
@@ -349,6 +368,14 @@ class Description:
     temperature: tuple | None = None    # (scale, length, first), see `temperatures`
     chunked: bool = False               # windows are chunks: a token sees those of its own
     frame: Any = None                   # a piece around the blocks: .before(g, x, w), .after(g, x, w, rows)
+
+    def __str__(self):
+        kinds = collections.Counter(" + ".join(filter(None, map(_short, (b.mixer, getattr(b, "cross", None),
+                                                                         b.feed_forward)))) for b in self.blocks)
+        return "; ".join(f"{n} x {kind}" for kind, n in kinds.items())
+
+    def __repr__(self):
+        return f"<Description of {len(self.blocks)} layers: {self}>"
 
     @functools.cached_property
     def pieces(self):

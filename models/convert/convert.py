@@ -8,6 +8,7 @@ transformers are not needed.
 """
 import collections
 import contextlib
+import functools
 import logging
 import math
 import pathlib
@@ -15,16 +16,19 @@ import pathlib
 import numpy as np
 
 from ggjit.core.arguments import typed_call
+from ggjit.models.convert import moonshine
 from ggjit.models.convert.config import Config
 from ggjit.models.convert.families import NOT_WEIGHTS, family_of
+from ggjit.models.convert.metadata import collected
+from ggjit.models.convert.rerank import OUT, add_rank, classifies
 from ggjit.models.convert.tensors import float32, pieces
-from ggjit.models.convert.vocabulary import add_vocabulary, read_json
+from ggjit.models.convert.vocabulary import add_vocabulary, inside, read_json
 from ggjit.models.convert.whisper import from_ct2, from_hf, is_ct2
 from ggjit.models.core.checks import one_of
-from ggjit.models.files.gguf import SCALARS, give_back
+from ggjit.models.files.gguf import give_back
 from ggjit.models.files.load_tensors import mapped_numbers, safetensors_leaves
 from ggjit.models.files.rewrite import quantize_gguf
-from ggjit.models.files.save import Entry, encoded, refuse_source, write_gguf
+from ggjit.models.files.save import Entry, refuse_source, write_gguf
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, extra
 from ggjit.ops.core.types import BF16, F16, F32, F64, Q8_0
 from ggjit.ops.types.quantize import quantize
@@ -34,6 +38,7 @@ TYPES = {"F32": (F32, 0), "F16": (F16, 1), "BF16": (BF16, 32), "Q8_0": (Q8_0, 7)
 FLOATS = (F32, F16, BF16, F64)
 INDEX = "model.safetensors.index.json"
 PIECE = 1 << 22                 # numbers converted at a time
+loader_rules = None             # (path of a file without data): the loader's errors; set by models/networks/load.py
 STAY_F32 = ("FFN_GATE_INP", "FFN_GATE_INP_SHEXP", "POS_EMBD", "TOKEN_TYPES", "SSM_CONV1D", "SHORTCONV_CONV",
             "TIME_MIX_LERP_FUSED")
 
@@ -56,11 +61,13 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
     if folder.is_file():
         return _of_file(folder, out, known, force, progress)
     if is_ct2(folder):
-        return _written(out, *from_ct2(folder, TYPES["F16" if known == "AUTO" else known][0]), force, progress)
+        return _written(folder, out, *from_ct2(folder, TYPES["F16" if known == "AUTO" else known][0]), force, progress)
     config = read_json(folder / "config.json")
     if config.get("model_type") == "whisper":
         return _of_whisper(folder, Config(folder / "config.json", config), out, known, force, progress)
     gguf = extra("gguf", "models")
+    if config.get("model_type") == "moonshine":
+        return _of_moonshine(gguf, folder, Config(folder / "config.json", config), out, known, force, progress)
     config = Config(folder / "config.json", read_json(folder / "config.json"))
     with _readable(config):
         family = family_of(config)
@@ -72,20 +79,38 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
     with _silent("gguf"), _readable(config):
         entries = _entries(gguf, folder, config, family, sources, TYPES[kind][0])
         keys = _metadata(gguf, gguf.GGUFWriter(None, arch), folder, config, family, entries, pre, vocabulary)
-    paths = write_gguf(out, keys, [entries], force=force, title=f"converting to {kind}" if progress else None)
+    paths = write_gguf(out, keys, [entries], force=force, title=f"converting to {kind}" if progress else None,
+                       check=functools.partial(_check_loads, folder))
     return {"paths": paths, "nbytes": sum(e.nbytes for e in entries), "arch": arch, "tensors": len(entries)}
+
+
+def _check_loads(folder, path):
+    """ModelError, if the loader would refuse the file that is about to be written."""
+    try:
+        loader_rules(path)
+    except (GgjitError, ArithmeticError, LookupError, TypeError, ValueError) as e:
+        why = str(e).replace(str(path), "the file")
+        raise ModelError(f"{folder}: what would be made of it cannot be loaded: {why}; nothing was written") from e
 
 
 def _of_whisper(folder, config, out, kind, force, progress):
     sources = _sources(folder, lambda name: True)
     with _readable(config):
         made = from_hf(folder, config, sources, TYPES[_type(kind, sources)][0])
-    return _written(out, *made, force, progress)
+    return _written(folder, out, *made, force, progress)
 
 
-def _written(out, keys, entries, force, progress):
-    paths = write_gguf(out, keys, [entries], force=force, title="converting" if progress else None)
-    return {"paths": paths, "nbytes": sum(e.nbytes for e in entries), "arch": "whisper", "tensors": len(entries)}
+def _of_moonshine(gguf, folder, config, out, kind, force, progress):
+    sources = _sources(folder, lambda name: True)
+    with _silent("gguf"), _readable(config):
+        made = moonshine.from_hf(gguf, folder, config, sources, TYPES[_type(kind, sources)][0])
+    return _written(folder, out, *made, force, progress, "moonshine")
+
+
+def _written(folder, out, keys, entries, force, progress, arch="whisper"):
+    paths = write_gguf(out, keys, [entries], force=force, title="converting" if progress else None,
+                       check=functools.partial(_check_loads, folder))
+    return {"paths": paths, "nbytes": sum(e.nbytes for e in entries), "arch": arch, "tensors": len(entries)}
 
 
 def _of_file(path, out, kind, force, progress):
@@ -123,7 +148,10 @@ def _metadata(gguf, w, folder, config, family, entries, pre, vocabulary):
     w.add_name(gguf.Metadata.id_to_title(folder.resolve().name))
     w.add_size_label(gguf.size_label(*_counts(entries)))
     family.metadata(w, config, gguf)
-    _pooling(w, gguf, folder)
+    if classifies(config) and family.arch != "QWEN3":
+        add_rank(w, gguf, config)
+    else:
+        _pooling(w, gguf, folder)
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     if vocabulary:
         add_vocabulary(w, gguf, folder, config, pre)
@@ -133,7 +161,7 @@ def _metadata(gguf, w, folder, config, family, entries, pre, vocabulary):
             w.add_vocab_size(config["vocab_size"])
         if config.get("type_vocab_size") is not None:
             w.add_token_type_count(config["type_vocab_size"])
-    return {key: _encoded(key, v) for key, v in w.kv_data[0].items()}
+    return collected(w)
 
 
 def _counts(entries):
@@ -142,19 +170,6 @@ def _counts(entries):
     total = sum(math.prod(e.ne) for e in entries)
     return (total, total - sum(math.prod(e.ne) for e in experts), sum(math.prod(e.ne[:2]) for e in experts),
             experts[0].ne[2] if experts else 0)
-
-
-def _encoded(key, v):
-    """(kind, bytes) of a value as the gguf package holds it."""
-    kind = int(v.type)
-    if kind in SCALARS:
-        try:
-            return encoded(SCALARS[kind].type(v.value), key)
-        except OverflowError:
-            raise ValueError(f"{v.value} for {key}") from None
-    if isinstance(v.value, list) and v.value and isinstance(v.value[0], bytes):
-        return encoded([text.decode("utf-8", "replace") for text in v.value], key)
-    return encoded(v.value, key)
 
 
 def _sources(folder, wanted):
@@ -167,7 +182,7 @@ def _sources(folder, wanted):
         raise BadFile(f"{folder}: no .safetensors files; PyTorch's .bin files have to be saved as safetensors first")
     out = {}
     for name in paths:
-        if not (folder / name).is_file():
+        if not inside(folder, name, folder / INDEX).is_file():
             raise BadFile(f"{folder / name}: no such file, but {INDEX} names it; fetch it")
         found = safetensors_leaves(folder / name, wanted=wanted)
         double = sorted(found.keys() & out.keys())
@@ -196,7 +211,7 @@ def _pooling(w, gguf, folder):
         return
     path = next((m["path"] for m in read_json(modules, kind=list) if m["type"].endswith("Pooling")), None)
     if path is not None:
-        about = read_json(folder / path / "config.json")
+        about = read_json(inside(folder, path or ".", modules) / "config.json")
         for key, kind in (("mean_tokens", "MEAN"), ("cls_token", "CLS"), ("lasttoken", "LAST")):
             if about.get(f"pooling_mode_{key}"):
                 return w.add_pooling_type(gguf.PoolingType[kind])
@@ -230,7 +245,7 @@ def _entries(gguf, folder, config, family, sources, kind):
             raise ModelError(f"{folder}: tensor {name!r} of shape {tensor.shape} does not fit config.json ({e}); the "
                              f"files are not of one model") from None
     for old, members in groups.items():
-        target = old if old in own else names.get_name(old, try_suffixes=(".weight", ".bias", ".scale"))
+        target = old if old in own or old == OUT else names.get_name(old, try_suffixes=(".weight", ".bias", ".scale"))
         if target is None:
             raise ModelError(f"{folder}: tensor {members[0][1]!r} has no place in a GGUF of architecture "
                              f"{family.arch.lower()}; the folder holds another model than config.json says")

@@ -9,6 +9,7 @@ import numpy as np
 
 from ggjit.core.arguments import nearest
 from ggjit.models.convert import metadata as meta
+from ggjit.models.convert import rerank
 from ggjit.models.convert.tensors import (
     chain,
     ernie_fused,
@@ -27,6 +28,7 @@ from ggjit.models.convert.tensors import (
     norms_change,
     pairs_change,
     qwen3next_change,
+    roberta_change,
     rwkv7_change,
     short_conv_change,
     transposed,
@@ -91,6 +93,15 @@ def bert_rename(name):
     return None if name.startswith(left_out) else name
 
 
+def bert_classifier_rename(name):
+    return None if name.startswith("cls.") else bert_rename(rerank.bert_classifier(name.removeprefix("bert.")))
+
+
+def roberta_rename(name):
+    name = name.removeprefix("roberta.")
+    return None if name.startswith("lm_head.") else bert_rename(name)
+
+
 def modern_bert_rename(name):
     name = name.removeprefix("model.")
     return None if name.startswith(("head.", "decoder.")) else name
@@ -117,8 +128,15 @@ def replaced(old, new):
 
 
 def whole(prefix):
-    """Names of a model without a head, saved by itself, begin with what the others begin with."""
-    return lambda name: name if name.startswith((prefix, "lm_head.")) else prefix + name
+    """Names of tensors as in a whole model.  A model that was saved without its head lacks their common beginning."""
+    return lambda name: name if name.startswith((prefix, "lm_head.", "score.")) else prefix + name
+
+
+def qwen3_family(c):
+    """Qwen 3.  Its rerankers have a classifier as well."""
+    if rerank.is_qwen3_reranker(c):
+        return Family("QWEN3", meta.qwen3_reranker, chain(rerank.qwen3_change), **_WHOLE)
+    return Family("QWEN3", **_WHOLE)
 
 
 def granite_hybrid_family(c):
@@ -142,7 +160,7 @@ _EXPERTS = {"change": chain(fused_experts)}
 FAMILIES = {
     **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "LlamaModel"), _LLAMA),
     **dict.fromkeys(("Qwen2ForCausalLM", "Qwen2Model"), Family("QWEN2", **_WHOLE)),
-    **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3Model"), Family("QWEN3", **_WHOLE)),
+    **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3Model", "Qwen3ForSequenceClassification"), qwen3_family),
     "Qwen2MoeForCausalLM": Family("QWEN2MOE", meta.moe, **_EXPERTS),
     "Qwen3MoeForCausalLM": Family("QWEN3MOE", meta.qwen3_moe, **_EXPERTS),
     "GraniteForCausalLM": Family("GRANITE", meta.granite, _PAIRS),
@@ -189,12 +207,18 @@ FAMILIES = {
     "Qwen3NextForCausalLM": Family("QWEN3NEXT", meta.qwen3next, chain(qwen3next_change, fused_experts),
                                    rename=without("mtp.")),
     **dict.fromkeys(("BertModel", "BertForMaskedLM"), Family("BERT", meta.bert, **_BERT)),
+    "BertForSequenceClassification": Family("BERT", meta.bert, rename=bert_classifier_rename, acts=()),
+    **dict.fromkeys(("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification", "XLMRobertaModel",
+                     "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"),
+                    Family("BERT", meta.roberta, chain(roberta_change), rename=roberta_rename, acts=())),
     "EuroBertModel": Family("EUROBERT", meta.bert, **_WHOLE),
     "NomicBertModel": Family("NOMIC_BERT", meta.nomic_bert, **_BERT),
     **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM"),
                     Family("JINA_BERT_V2", meta.bert, chain(gated_layers), **_BERT)),
     **dict.fromkeys(("ModernBertModel", "ModernBertForMaskedLM"),
                     Family("MODERN_BERT", meta.modern_bert, rename=modern_bert_rename, acts=())),
+    "ModernBertForSequenceClassification": Family("MODERN_BERT", meta.modern_bert, rename=lambda name: (
+        rerank.modern_bert_classifier(name.removeprefix("model."))), acts=()),
     "T5EncoderModel": Family("T5ENCODER", meta.t5_encoder, rename=t5_rename, acts=())}
 
 

@@ -5,11 +5,32 @@
 import math
 import statistics
 
+from ggjit.models.convert.rerank import add_qwen3_rank, classifies
 from ggjit.models.convert.tensors import falcon_heads_kv
+from ggjit.models.files.gguf import SCALARS
+from ggjit.models.files.save import encoded
 from ggjit.ops.core.errors import NotSupported
 
 RECURRENT = ("mamba", "linear_attention")       # layer_types without attention
 NO_LIMIT = 1 << 20      # context length of models without one
+
+
+def collected(w):
+    """{key: (kind, bytes)} of what a GGUFWriter was given."""
+    return {key: _encoded(key, v) for key, v in w.kv_data[0].items()}
+
+
+def _encoded(key, v):
+    """(kind, bytes) of a value as the gguf package holds it."""
+    kind = int(v.type)
+    if kind in SCALARS:
+        try:
+            return encoded(SCALARS[kind].type(v.value), key)
+        except OverflowError:
+            raise ValueError(f"{v.value} for {key}") from None
+    if isinstance(v.value, list) and v.value and isinstance(v.value[0], bytes):
+        return encoded([text.decode("utf-8", "replace") for text in v.value], key)
+    return encoded(v.value, key)
 
 
 # ---------------------------------------------------------------- common
@@ -90,7 +111,7 @@ def smollm3(w, c, gguf):
 
 
 def rotated(default=1.0):
-    """Common, and how much of a head rotates."""
+    """The common keys, and the number of dimensions of a head that rotate."""
     def metadata(w, c, gguf):
         common(w, c, gguf)
         w.add_rope_dimension_count(c.n_rotated(default))
@@ -184,7 +205,7 @@ def gemma4(w, c, gguf):
 
 
 def qwen3vl(w, c, gguf):
-    """For text: images add what the first layers are given beside them."""
+    """The keys of the text part.  n_deepstack_layers: first layers to whose input a picture's features are added."""
     common(w, c, gguf)
     w.add_rope_dimension_sections([*c.rope()["mrope_section"], 0][:4])
     w.add_num_deepstack_layers(len(c.get("vision_config", default={}).get("deepstack_visual_indexes", ())))
@@ -459,6 +480,19 @@ def bert(w, c, gguf):
     w.add_causal_attention(False)
 
 
+def roberta(w, c, gguf):
+    """Positions are counted from behind the number of the padding token."""
+    bert(w, c, gguf)
+    w.add_context_length(c["max_position_embeddings"] - c["pad_token_id"] - 1)
+    for add in (w.add_add_bos_token, w.add_add_eos_token, w.add_add_sep_token):
+        add(True)
+
+
+def qwen3_reranker(w, c, gguf):
+    common(w, c, gguf)
+    add_qwen3_rank(w, gguf)
+
+
 def nomic_bert(w, c, gguf):
     for key, only in (("activation_function", "swiglu"), ("causal", False), ("qkv_proj_bias", False),
                       ("mlp_fc1_bias", False), ("mlp_fc2_bias", False), ("prenorm", False),
@@ -478,6 +512,11 @@ def modern_bert(w, c, gguf):
     w.add_uint32(f"{w.arch}.attention.sliding_window_pattern", every)
     w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     w.add_vocab_size(c["vocab_size"])
+    if classifies(c):
+        if c.get("classifier_activation", default="gelu") != "gelu":
+            c.refuse(f"classifier_activation is {c['classifier_activation']!r}")
+        kind = {"cls": gguf.PoolingType.CLS, "mean": gguf.PoolingType.MEAN}[c.get("classifier_pooling", default="cls")]
+        w.add_uint32(f"{w.arch}.classifier.pooling_type", kind)
     act = c.get("hidden_activation", default="gelu")
     if act != "gelu":                   # readers assume GELU where the key is missing
         w.add_string(f"{w.arch}.hidden_activation", act)

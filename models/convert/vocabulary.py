@@ -4,18 +4,21 @@
     tokenizer.json, BPE, byte_fallback      the same vocabulary without scores: the rank of a merge stands for its score
     tokenizer.json, BPE                     byte-level: "gpt2", merges, and `pre`: how text is cut before
     tokenizer.json, WordPiece               "bert"
+    tokenizer.json, Unigram                 "t5": XLM-RoBERTa's
     rwkv_vocab_v20230424.txt                "rwkv": a line for each token, NUMBER 'text' or b'bytes' NUMBER OF BYTES
 
 `pre` is found by the regular expression in tokenizer.json; one that is not known has to be named.
 """
 import ast
+import base64
 import json
+import pathlib
 import re
 import struct
 
 from ggjit.core.arguments import nearest
 from ggjit.models.text.pre_tokenizers import BY_NAME
-from ggjit.models.text.special_tokens import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
+from ggjit.models.text.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ggjit.models.text.vocabulary import SPACE
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError
 
@@ -36,6 +39,14 @@ PATTERNS = {
     rf"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}{_SLASH}":
         ("gpt-4o", "gpt-4o"),
     rf"{_LEAD}{_UPPER}*{_LOWER}+|{_LEAD}{_UPPER}+{_LOWER}*|\p{{N}}{_SLASH}": ("tekken", "tekken")}
+
+
+def inside(folder, name, by):
+    """The path of a file that `by` names, in the folder.  Errors: BadFile for a name that leads elsewhere."""
+    pure = pathlib.PureWindowsPath(name)                # knows both kinds of separators, and drives
+    if not name or pure.drive or pure.root or ".." in pure.parts or "\0" in name:
+        raise BadFile(f"{by}: names the file {name!r}, which is not in its folder; fetch the model again")
+    return folder / name
 
 
 def read_json(path, needed=True, kind=dict):
@@ -75,9 +86,11 @@ def add_vocabulary(w, gguf, folder, config, pre=None):
     kind = tokenizer.get("model", {}).get("type", "BPE" if "merges" in tokenizer.get("model", {}) else None)
     if kind == "WordPiece":
         return _add_wordpiece(w, gguf, folder, config, tokenizer)
+    if kind == "Unigram":
+        return _add_unigram_json(w, gguf, folder, config, path, tokenizer)
     if kind != "BPE":
-        raise NotSupported(f"{path}: a tokenizer of kind {kind!r}; BPE and WordPiece can be converted, others by their "
-                           f"tokenizer.model")
+        raise NotSupported(f"{path}: a tokenizer of kind {kind!r}; BPE, WordPiece and Unigram can be converted, "
+                           f"others by their tokenizer.model")
     if tokenizer["model"].get("byte_fallback"):
         return _add_pieces(w, gguf, folder, config, _pieces_of_merges(path, tokenizer))
     return _add_bytes(w, gguf, folder, config, tokenizer, pre or find_pre(path, tokenizer))
@@ -142,6 +155,38 @@ def _add_unigram(w, gguf, folder, config, path):
     if rules.get(2):
         w.add_precompiled_charsmap(rules[2])
     gguf.SpecialVocab(folder, n_vocab=n).add_to_gguf(w, quiet=True)
+
+
+def _add_unigram_json(w, gguf, folder, config, path, tokenizer):
+    """The pieces of a tokenizer.json; words begin with a space where its pre-tokenizer says so."""
+    pieces = tokenizer["model"]["vocab"]
+    n = config.get("vocab_size", default=len(pieces))
+    unknown = tokenizer["model"].get("unk_id")
+    rows = [(text, score, UNKNOWN if i == unknown else NORMAL) for i, (text, score) in enumerate(pieces[:n])]
+    rows += [(f"[PAD{i}]", UNUSED_SCORE, UNUSED) for i in range(len(pieces), n)]
+    for i, text, special in _added(folder):
+        if i < n and i != unknown:
+            rows[i] = text, rows[i][1], CONTROL if special or looks_special(text) else USER_DEFINED
+    normalizer = tokenizer.get("normalizer") or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    charsmap = next((s["precompiled_charsmap"] for s in steps if s.get("type") == "Precompiled"), None)
+    before = tokenizer.get("pre_tokenizer") or {}
+    spaces = [s for s in before.get("pretokenizers", [before]) if s.get("type") == "Metaspace"]
+    w.add_tokenizer_model("t5")
+    w.add_tokenizer_pre("default")
+    w.add_token_list([text for text, _, _ in rows])
+    w.add_token_scores([score for _, score, _ in rows])
+    w.add_token_types([kind for _, _, kind in rows])
+    w.add_add_space_prefix(any(s.get("prepend_scheme", "always" if s.get("add_prefix_space", True) else "never")
+                               != "never" for s in spaces))
+    w.add_remove_extra_whitespaces(True)
+    if charsmap:
+        w.add_precompiled_charsmap(base64.b64decode(charsmap))
+    special = gguf.SpecialVocab(folder, n_vocab=n)
+    special.add_special_token = {"bos": False, "eos": True} | special.add_special_token
+    special.add_to_gguf(w, quiet=True)
+    if unknown is not None:
+        w.add_unk_token_id(unknown)
 
 
 def _add_rwkv(w, gguf, folder, config):

@@ -112,7 +112,7 @@ def _ct2_heads(variables):
 def _ct2_tensors(variables):
     """{OpenAI's name: array}"""
     def values(name):
-        """A variable; whole numbers times their scale."""
+        """The values of a variable; those stored as whole numbers are multiplied by their scale."""
         x = variables[name]
         if x.dtype == np.int8:
             scale = variables[name + "_scale"].astype(np.float32)
@@ -177,11 +177,12 @@ def _metadata(folder, sizes, texts, heads, kind):
 
 
 def _entries(folder, tensors, kind):
-    return [_entry(folder, name, x[None].T if name in CONV_BIASES and x.ndim == 1 else x, kind)
+    return [entry(folder, name, x[None].T if name in CONV_BIASES and x.ndim == 1 else x, kind)
             for name, x in tensors.items()]
 
 
-def _entry(folder, name, x, kind):
+def entry(folder, name, x, kind):
+    """The Entry of a tensor; kind: of matrices."""
     if x.ndim < 2 or name.endswith("positional_embedding") or name in CONV_BIASES:
         kind = F32
     elif x.shape[-1] % kind.block:

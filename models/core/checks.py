@@ -1,6 +1,7 @@
 """Arguments as users give them: checked once, here, with errors that name the argument and what it should be."""
 import math
 import operator
+import os
 
 from ggjit.core.arguments import nearest
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError
@@ -41,6 +42,16 @@ def read_text(path):
     except UnicodeDecodeError as e:
         raise BadFile(f"{path}: no UTF-8 text at byte {e.start}; text in UTF-8 is expected, iconv -t UTF-8 makes "
                       f"it") from e
+
+
+def is_path(data):
+    """Is it the path of a file, not a text?  A text of several words or lines is none, unless a file is called so."""
+    if not isinstance(data, str):
+        return isinstance(data, os.PathLike)
+    try:
+        return os.path.exists(data) or not any(c.isspace() for c in data) and bool(os.path.splitext(data)[1])
+    except (OSError, ValueError):               # too long for a name, or a NUL
+        return False
 
 
 def one_of(name, value, known):

@@ -12,4 +12,5 @@
     bin_cursor.py       a bounded reader of whisper.cpp's forms; whisper_file.py: one of them as if it were a GGUF;
                         ct2_file.py: CTranslate2's
     sound.py            recordings of any length, format and rate
+    picture.py          pictures of any format, in other sizes
 """

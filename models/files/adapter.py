@@ -64,6 +64,23 @@ class Adapter:
         if self._weights is not None:
             self._weights.move(lambda name: takes(name.removesuffix(LOW).removesuffix(UP)), buft)
 
+    @property
+    def is_file(self):
+        """Are its matrices those of a mapped file?"""
+        return self._weights is not None
+
+    @property
+    def buffers(self):
+        """Buffers that its matrices lie in."""
+        if self.is_file:
+            return [*self._weights.buffers, *self._weights.copies]
+        return list({id(t.buffer): t.buffer for pair in self.pairs.values() for t in pair}.values())
+
+    @property
+    def copies(self):
+        """Those that are not its file."""
+        return self._weights.copies if self.is_file else self.buffers
+
     def save(self, path):
         """Write it as llama.cpp reads it, tensor by tensor.  The file appears when it is whole.  Errors: OSError."""
         save_gguf(path, {name + end: t for name, pair in self.pairs.items()

@@ -33,9 +33,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ggjit.ops.core.errors import BadFile
+from ggjit.ops.core.errors import BadFile, IndexRangeError
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import TYPE_INFO, Type
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.types.validate import first_bad_block
 
 MAGIC = b"GGUF"
@@ -56,6 +57,7 @@ MAX_PARTS = 99999               # five digits of a name
 # GGUF value types: number -> struct's and NumPy's letter
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 U32, BOOL, STRING, ARRAY, U64 = 4, 7, 8, 9, 10
+KIND_NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "str", "arr", "u64", "i64", "f64")
 SCALARS = {kind: np.dtype("<" + code) for kind, code in CODES.items()}
 UNPACK = {kind: struct.Struct("<" + code).unpack_from for kind, code in CODES.items()}
 
@@ -258,6 +260,13 @@ def give_back(array):
         start, end = -(-first // page) * page, (first + array.nbytes) // page * page
         if end > start:
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+def type_name(kind):
+    """The name of a kind of value, 0 to 12 (gguf_type_name): type_name(4) is "u32".  Errors: IndexRangeError."""
+    if not is_whole(kind, 0, len(KIND_NAMES) - 1):
+        raise IndexRangeError(f"type_name: GGUF has kinds 0 to {len(KIND_NAMES) - 1}, got {kind!r}")
+    return KIND_NAMES[kind]
 
 
 class GGUFFile:
@@ -465,7 +474,7 @@ def _nbytes(c, name, kind, ne):
 
 
 def _place(c, infos, data_offs, alignment):
-    """Absolute offsets; ranges lie inside the file, aligned and apart."""
+    """Make the offsets of tensors absolute, and check that their ranges lie inside the file, aligned and apart."""
     tensors = {}
     for name, kind, ne, nbytes, offs in infos:
         if name in tensors:

@@ -18,6 +18,7 @@ import math
 import os
 import shutil
 import struct
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -123,11 +124,12 @@ def parts_of(entries, max_nbytes):
     return groups
 
 
-def write_gguf(path, metadata, groups, align=DEFAULT_ALIGNMENT, force=False, title=None):
+def write_gguf(path, metadata, groups, align=DEFAULT_ALIGNMENT, force=False, title=None, check=None):
     """Write Entries as a GGUF file, or as one of each group: NAME-00001-of-00003.gguf and so on; their paths.
 
     metadata: {key: (kind, bytes)} as `encoded` makes them.  force: a file of that name is replaced.  title: of the
-    progress bar; None: no bar.  All files get their names when all are whole.  Errors: CannotWrite, an OSError.
+    progress bar; None: no bar.  check: called with the path of a file of the same header and no data, before anything
+    is written; its errors come out.  All files get their names when all are whole.  Errors: CannotWrite, an OSError.
     """
     path, n, n_tensors = os.fspath(path), len(groups), sum(map(len, groups))
     paths, metadata = [path], {k: v for k, v in metadata.items() if k not in (SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS)}
@@ -145,6 +147,8 @@ def write_gguf(path, metadata, groups, align=DEFAULT_ALIGNMENT, force=False, tit
         headers.append(_header(own, group, align))
     total = sum(e.nbytes for group in groups for e in group)
     _check_space(paths[0], sum(map(len, headers)) + sum(_padded(e.nbytes, align) for group in groups for e in group))
+    if check is not None:
+        _checked(check, headers[0], sum(_padded(e.nbytes, align) for e in groups[0]))
     with _explained(path, "the end"), _opened(paths) as files, \
             bar(f"{title}, MiB", total / 2**20, drawn=title is not None) as step:
         for f, target, header, group in zip(files, paths, headers, groups, strict=True):
@@ -154,6 +158,16 @@ def write_gguf(path, metadata, groups, align=DEFAULT_ALIGNMENT, force=False, tit
                 _write_entry(f, target, e, align, step)
             f.flush()
     return paths
+
+
+def _checked(check, header, nbytes):
+    """check(path) of a file with that header and holes for the data, which take no space."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "header.gguf")
+        with _explained(path, "the header"), open(path, "wb") as f:
+            f.write(header)
+            f.truncate(len(header) + nbytes)
+        check(path)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,16 @@
 """Weights: every tensor of a GGUF file as a leaf over the mapped file.  Nothing is copied or read ahead."""
+import collections.abc
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
+from ggjit.core.arguments import nearest
 from ggjit.core.backend import TYPE_NULL
 from ggjit.core.buffer import USAGE_WEIGHTS, place
+from ggjit.core.html_repr import size_text
 from ggjit.core.placing import move_tensors
+from ggjit.display.html import table
 from ggjit.models.files.gguf import give_back
-from ggjit.ops.core.errors import ModelError, TypeMismatch
+from ggjit.ops.core.errors import ModelError, NoSuchName, TypeMismatch
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.core.types import F32
@@ -14,8 +18,11 @@ from ggjit.tensors.context import Context
 from ggjit.tensors.tensor import set_param
 
 
-class Weights:
-    """Leaves named as in the file; `want` hands them out after checking their shape."""
+class Weights(collections.abc.Mapping):
+    """{name in the file: leaf}: `m.weights["blk.0.attn_q.weight"].numpy()`; a table in a notebook cell.
+
+    Networks take theirs by `want`, which checks the shape.
+    """
 
     def __init__(self, file, device):
         self.file, self.ctx = file, Context()
@@ -26,7 +33,35 @@ class Weights:
         self.device, self.repacked = device, {}         # id -> leaf in CPU_REPACK, or measured as if it were
         self.used = set()                               # names of the file's tensors that were handed out
         self.adapters = []
-        self._leaves, self._moved = {}, []
+        self._leaves, self.moved, self.repack_buffers = {}, [], []     # buffers of leaves that lie elsewhere
+
+    @property
+    def copies(self):
+        """Buffers of the leaves that do not lie in the file."""
+        return [*self.moved, *self.repack_buffers]
+
+    def __getitem__(self, name):
+        """The leaf of that name.  Errors: KeyError that names the nearest."""
+        if name not in self.file.tensors:
+            known = [n for n in self.file.tensors if isinstance(name, str)]
+            raise NoSuchName(f"{self.file.path} has no tensor {name!r}{nearest(str(name), known)}; list(m.weights) has "
+                             f"the {len(self.file.tensors)} names")
+        leaf = self._leaves.get(name)
+        return leaf if leaf is not None else self._new_leaf(name, self.file.tensors[name])
+
+    def __iter__(self):
+        return iter(self.file.tensors)
+
+    def __len__(self):
+        return len(self.file.tensors)
+
+    def _repr_html_(self):
+        rows = ((name, repr(info.type), f"({', '.join(map(str, reversed(info.ne)))})", f"{info.nbytes:,}")
+                for name, info in self.file.tensors.items())
+        return table(rows, ("name", "type", "shape", "bytes"), (3,))
+
+    def __repr__(self):
+        return f"<{len(self)} weights, {size_text(self.nbytes)}: {', '.join(itertools.islice(self, 3))}, ...>"
 
     @property
     def repacked_nbytes(self):
@@ -59,11 +94,13 @@ class Weights:
                              f"convert the model to one of {', '.join(map(repr, all_traits()))}")
         self.used.add(name)
         called = named or name
-        if called not in self._leaves:
-            leaf = self._leaves[called] = self.ctx.new_tensor(info.type, info.ne, called)
-            # mapped memory: the file's alignment is what it is, kernels take any
-            place(leaf, self.buffers[info.part], info.offs)
-        return self._leaves[called]
+        return self._leaves[called] if called in self._leaves else self._new_leaf(called, info)
+
+    def _new_leaf(self, called, info):
+        leaf = self._leaves[called] = self.ctx.new_tensor(info.type, info.ne, called)
+        # mapped memory: the file's alignment is what it is, kernels take any
+        place(leaf, self.buffers[info.part], info.offs)
+        return leaf
 
     def beside(self, name):
         """[(A, B, factor)] of the adapters of the weight `name`."""
@@ -75,10 +112,13 @@ class Weights:
         The file's pages they came from are given back to the system.  Errors: OutOfMemory.
         """
         leaves = [t for name, t in self._leaves.items() if takes(name)]
+        if self.device.type == TYPE_NULL:               # there is nothing to copy
+            self.moved += [buf for buf, _ in move_tensors([(buft, leaves)])]
+            return
         raw = {t.id: t.buffer.host_bytes(t.offs, t.nbytes) for t in leaves}
         with work(f"loading weights into {buft.name}", len(leaves)) as step:
             for buf, tensors in move_tensors([(buft, leaves)]):
-                self._moved.append(buf)
+                self.moved.append(buf)
                 buf.set_usage(USAGE_WEIGHTS)
                 for t in tensors:
                     buf.set_tensor(t, raw[t.id])
@@ -93,7 +133,7 @@ class Weights:
             raise TypeMismatch(f"{self.file.path}: {wrong.name!r} is {wrong.type!r}, only F32 weights can be trained "
                                f"themselves; train an adapter beside them, or convert the model to F32")
         self.move(lambda name: True, self.device.buffer_type())
-        for buf in self._moved:
+        for buf in self.moved:
             buf.read_only = False
         for t in self._leaves.values():
             set_param(t)
@@ -110,6 +150,7 @@ class Weights:
         if buft is None or not self.repacked:
             return
         buffer = buft.alloc_buffer(self.repacked_nbytes)
+        self.repack_buffers.append(buffer)
         buffer.set_usage(USAGE_WEIGHTS)
         starts = itertools.accumulate((_aligned(t) for t in self.repacked.values()), initial=0)
         todo = [(t, at, t.buffer.host_bytes(t.offs, t.nbytes))
@@ -133,7 +174,7 @@ class Weights:
     def free(self):
         self._leaves.clear()
         self.ctx.free()
-        for buf in (*self._moved, *self.buffers):
+        for buf in (*self.moved, *self.buffers):
             buf.free()
 
 

@@ -33,7 +33,7 @@ def shift(m, n_keep, n_discard):
         except BaseException:
             text.broken = True          # some keys are rotated, others are not
             raise
-        text.mappings = {w: _moved(mapping, n_keep, n_discard, n, since[w], whole=mapping.n == m.n_ctx)
+        text.mappings = {w: _moved(mapping, n_keep, n_discard, n, since[w], whole=mapping.n >= m.n_ctx)
                          for w, mapping in text.mappings.items()}
         text.written = max(text.written - n_discard, len(stay))
     text.ids = stay

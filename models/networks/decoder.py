@@ -7,35 +7,57 @@ import math
 import numpy as np
 
 import ggjit as gg
+from ggjit.core.arguments import typed_methods
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
-from ggjit.models.blocks.description import Scope
+from ggjit.models.blocks.description import Loader, Scope
 from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
+from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks import context_shift, saved_state
 from ggjit.models.networks import decoder_graph as graphs
-from ggjit.models.networks.kv_cells import KVCells
+from ggjit.models.networks.kv_cells import KVCells, whole_pages
 from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.memory import MemoryTerm, expected_in, terms_of_leaves
 from ggjit.models.networks.network import Network
+from ggjit.models.networks.picture_tokens import PictureTokens
+from ggjit.models.networks.pooling import RANK, Pooling
+from ggjit.models.networks.vision import load_vision
 from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
 from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
+from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
 from ggjit.models.text.sampling import OPTIONS
-from ggjit.ops.core.errors import ParamError
-from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.progress import counted
 from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.matmul.choices import columns_apart
 
-KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0")
+KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 MAX_SEQS = 256                          # texts at once
+MAX_CELLS = 1 << 30
+APART = -1                              # in a graph's shape, in place of the number of page tables
 
 
+def _kv_types(asked):
+    """(type of keys, of values) of "F16", "Q8_0/Q4_0" or a pair.  Errors: ParamError."""
+    names = asked if isinstance(asked, list | tuple) else str(asked).split("/")
+    if len(names) not in (1, 2):
+        raise ParamError(f"kv_type is {asked!r}, expected a type, or one of keys and one of values: \"Q8_0/Q4_0\"")
+    types = [BY_NAME[one_of("kv_type", str(name).upper(), KV_TYPES).lower()] for name in names]
+    return types[0], types[-1]
+
+
+@typed_methods
 class Decoder(Network):
     """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`, `m.chat(messages)`."""
     cache_owner = None                  # mark of the Generation whose text is in the cache
     N_SEQS = 8                          # texts at once, where n_seqs does not say
+    SEES = True                         # may it have a vision part?
+    vision = pictures = None            # the Vision beside it, and the PictureTokens of what it saw
 
     def __init__(self, file, options=None):
         """options: LoadOptions.  Errors: ParamError."""
@@ -43,7 +65,7 @@ class Decoder(Network):
         self.flash = bool(options.flash)
         self.n_batch = integer("n_batch", options.n_batch, 1, MAX_CTX)
         self.n_seqs = integer("n_seqs", self.N_SEQS if options.n_seqs is None else options.n_seqs, 1, MAX_SEQS)
-        self.kv_type = BY_NAME[one_of("kv_type", str(options.kv_type).upper(), KV_TYPES).lower()]
+        self.kv_type, self.v_type = _kv_types(options.kv_type)
         self.rope_changes = rope_options(options.rope)
         super().__init__(file, options)
 
@@ -57,14 +79,46 @@ class Decoder(Network):
         graphs.check_positions(self)
         self.n_batch = min(self.n_batch, self.n_ctx)
         graphs.check_kv_type(self)
+        self._mask_memory = {}
+        self.n_cells = max(self.n_ctx, integer("n_cells", self.options.n_cells or self.n_ctx, 1, MAX_CELLS))
         self.cells = KVCells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, graphs.mask_values(self),
-                             self.description.chunked)
+                             self.description.chunked, self.n_cells, graphs.can_page(self))
         self._load_weights()
+        self.pooling = Pooling(hparams, Loader(self.weights, self.n_embd), "none", True, self.options.pooling)
+        if self.options.vision is not None:
+            self._load_vision(self.options.vision)
         graphs.make_cache(self)
         self.reset()
 
     def _load_weights(self):
         graphs.load_weights(self)
+
+    def _load_vision(self, path):
+        if any(getattr(getattr(piece, "rope", None), "sections", None) for piece in self.description.pieces):
+            raise NotSupported(f"{self.file.arch} models tell pictures' positions by three numbers each, which is not "
+                               f"computed here")
+        self.vision, self.pictures = load_vision(path, self), PictureTokens(self.n_vocab)
+        if self.vision.sees_all and self.vision.n_side ** 2 // self.vision.n_merge ** 2 > self.n_batch:
+            raise ParamError(f"n_batch = {self.n_batch}: a picture of {self.vision.file.path} is read at once, and has "
+                             f"{self.vision.n_side ** 2 // self.vision.n_merge ** 2} vectors")
+
+    @property
+    def _end_of_ids(self):
+        return self.n_vocab if self.pictures is None else self.pictures.end
+
+    def encode_image(self, image):
+        """float32 (n, n_embd): what the decoder reads of a picture, all its tiles; load_model(path, vision=mmproj).
+
+        image: a path, the bytes of a file, or an array uint8 (height, width, 3).
+
+            m.encode_image("cat.jpg").shape
+
+        Errors: NotSupported without a vision part; BadFile, ParamError, ShapeError, TypeMismatch for what is no
+        picture.
+        """
+        if self.vision is None:
+            raise NotSupported(f"{self.file.path} sees nothing alone; load_model(path, vision=\"mmproj.gguf\")")
+        return np.concatenate(self.vision.encode(image))
 
     def _reserve(self):
         """For the largest graph, so that the arena never has to move."""
@@ -77,6 +131,26 @@ class Decoder(Network):
         cache = self.description.blocks[layer].cache(graphs.cache_sizes(self))
         return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
 
+    def _kept_buffers(self):
+        return self.kv_buffer.buffers
+
+    def _kept_terms(self):
+        terms = graphs.kept_by_kind(self)
+        return super()._kept_terms() if len(terms) < 2 and "KV cache" in terms else \
+            [term for kind, leaves in terms.items() for term in terms_of_leaves(kind, leaves)]
+
+    def expected_kept(self):
+        kinds = graphs.kept_by_kind(self)
+        if len(kinds) < 2:
+            return [term for kind in kinds for term in expected_in(kind, self._kept_buffers(), self)]
+        found = {}                          # states and caches of different layers lie in one buffer
+        for kind, leaves in kinds.items():
+            for t in leaves:
+                device = None if t.buffer.buft.device is self.backend.device else t.buffer.buft.device.name
+                found[kind, device] = found.get((kind, device), 0) + t.nbytes
+        return [MemoryTerm(kind, n, n) if device is None else MemoryTerm(kind, n, device=device)
+                for (kind, device), n in found.items()]
+
     @property
     def kv_nbytes(self):
         """Bytes of the KV cache."""
@@ -85,6 +159,8 @@ class Decoder(Network):
     def free(self):
         super().free()
         self.cache_owner = None
+        if self.vision is not None:
+            self.vision.free()
         if hasattr(self, "kv_buffer"):
             self.kv_ctx.free()
             self.kv_buffer.free()
@@ -93,30 +169,47 @@ class Decoder(Network):
     def _build(self, ctx, shape):
         if shape[0] == context_shift.NAME:
             return context_shift.rotation_graph(self, ctx, shape[1:])
-        n_tokens, n_kv, n_out, hidden, n_seqs = (*shape, *(False, 1)[len(shape) - 3:])
+        n_tokens, n_kv, n_out, hidden, n_seqs, n_tables, pictures = (*shape, *(False, 1, 0, False)[len(shape) - 3:])
+        n_tables = max(n_tables, 0)
         about = self.description
-        inputs = self._inputs(n_tokens, n_kv, n_out, n_seqs)
+        inputs = self._inputs(n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
         g = Scope(leaf, n_tokens, n_kv, about.eps, self._flash, self.cache, n_seqs,
                   whole=self._hooks.wanted is not None)
         x = graphs.through_blocks(self, g, graphs.embedded(self, g), leaf.get("out_rows"))
         x = gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
+        if hidden == RANK:
+            return inputs, self.pooling.scores(g, x), *g.states
         return inputs, (x if hidden else graphs.logits(self, x)), *g.states
 
-    def _inputs(self, n_tokens, n_kv, n_out, n_seqs):
-        return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs)
+    def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures):
+        return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
+
+    def _made(self, shape):
+        if len(shape) < 6 or shape[0] == context_shift.NAME or shape[5] in (0, 1):
+            return super()._made(shape)
+        with columns_apart():           # every text has the bits that it has alone
+            return super()._made(shape)
 
     def largest_graph(self, all_logits=False):
         """A full batch that ends at the last cache row: what the compute arena is made for."""
         n = min(self.n_batch, self.n_ctx)
-        return self.graph(n, self.cells.most, n if all_logits else min(n, self.n_seqs))
+        n_kv = min(self.cells.most, whole_pages(self.n_ctx)) if self.cells.paged else self.cells.most
+        return self.graph(n, n_kv, n if all_logits else min(n, self.n_seqs))
+
+    def _shape_of(self, n_tokens):
+        return n_tokens, self.cells.rounded(n_tokens), 1
+
+    @property
+    def _most_at_once(self):
+        return self.n_batch
 
     def _common_shapes(self):
         """Decode, a short and a long prompt."""
         return [(n, self.cells.rounded(n), 1, False, 1) for n in (1, 4, 64) if n <= self.n_ctx]
 
     def _later_shapes(self):
-        """A prompt is followed by single tokens."""
+        """Shapes of the steps that follow a prompt: single tokens."""
         return self._common_shapes()[:1]
 
     def _compared_shapes(self):
@@ -124,25 +217,49 @@ class Decoder(Network):
         return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]
 
     # ------------------------------------------------------------ a batch
-    def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False):
+    def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False, out=None):
+        """Logits or hidden states of a batch; written to `out` where there is one: it is not copied then."""
         step = self._filled(runs, state_rows, all_rows, hidden)
-        with oom_guard("hidden states" if hidden else "logits"):
-            return step.run().reshape(-1, self.n_embd if hidden else self.n_vocab).copy()
+        n = self.pooling.n_scores if hidden == RANK else self.n_embd if hidden else self.n_vocab
+        rows = step.run().reshape(-1, n)
+        if out is None:
+            out = empty(rows.shape, np.float32, "hidden states" if hidden else "logits")
+        out[...] = rows
+        return out
 
-    def _filled(self, runs, state_rows, all_rows=False, hidden=False):
+    def _filled(self, runs, state_rows, all_rows=False, hidden=False, apart=False):
         """The planned graph for a batch, with its inputs."""
-        n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
-        step = self._step((n, self.cells.n_kv(runs), n if all_rows else n_runs, hidden,
-                           n_runs if self.recurrent else 1))
-        self._fill(step.inputs, runs, state_rows)
+        n_tables = self._n_tables(runs)
+        step = self._step(self._shape(runs, n_tables, all_rows, hidden, apart))
+        self._fill(step.inputs, runs, state_rows, n_tables)
         return step
 
-    def _fill(self, inputs, runs, state_rows):
+    def _shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
+        """Of the graph of a batch.  apart: of one text, each token with the bits that it has alone."""
+        n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
+        shape = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
+        pictures = self.vision is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)
+        more = (APART,) if apart else (n_tables,) if n_tables or pictures else ()
+        return *shape, n_runs if self.recurrent else 1, *more, *[True] * pictures
+
+    def _n_tables(self, runs):
+        """Page tables of a batch: one of a text, or one for each of several that have a token each; 0: none, since the
+        rows of a text follow its positions, or since texts have several tokens."""
+        if not self.cells.paged or self._hooks.wanted is not None:
+            return 0
+        if len(runs) == 1:
+            return int(runs[0][0] is not self.text)
+        return len(runs) if all(len(ids) == 1 for _, ids in runs) else 0
+
+    def _fill(self, inputs, runs, state_rows, n_tables=0):
         at, tokens, positions = 0, inputs["tokens"], inputs.get("positions")
-        for text, ids in runs:
+        for i, (text, ids) in enumerate(runs):
             n, past = len(ids), len(text.ids)
             end = at + n
             tokens[at:end] = ids
+            if "picture" in inputs:
+                tokens[at:end][ids >= self.n_vocab] = 0
+                self.pictures.fill(ids, inputs["picture"][at:end], inputs["is_text"][at:end])
             if positions is not None:
                 if n == 1:
                     positions[at] = past
@@ -150,7 +267,13 @@ class Decoder(Network):
                     positions[at:end] = np.arange(past, past + n)
             if "temperature" in inputs:
                 inputs["temperature"][at:end, 0, 0] = self.description.temperatures(past, n)
-            self.cells.place(inputs, at, text, n)
+            if n_tables:
+                self.cells.place_pages(inputs, at, text, n, i)
+            else:
+                self.cells.place(inputs, at, text, n)
+            if "picture" in inputs and self.vision.sees_all:
+                for start, stop in self.pictures.runs(ids):
+                    self.cells.open_mask(inputs, at, text, start, stop, bool(n_tables))
             at = end
         if self.recurrent:
             inputs["state_row"][:], inputs["next_state_row"][:] = [text.state_row for text, _ in runs], state_rows
@@ -170,7 +293,7 @@ class Decoder(Network):
 
     @property
     def _weights_as_read(self):
-        """Was no weight written to since the text began?"""
+        """Is every weight as it was when the text began?"""
         return self._read_with == self._weight_versions()
 
     @property
@@ -245,20 +368,57 @@ class Decoder(Network):
 
     # ------------------------------------------------------------ reading
     def decode(self, ids, all_logits=False):
-        """Feed `ids` at the next positions; logits after the last one (n_vocab,), or after each (n, n_vocab).
+        """Feed `ids`, or a text, at the next positions; logits after the last one (n_vocab,), or after each (n,
+        n_vocab).
 
         An interrupted call leaves the text as it was before.  Errors: ParamError when the context is full,
         IndexRangeError for ids outside the vocabulary.
         """
         with self._lock:
             out = self._fed(ids, all_logits)
-            if not all_logits:
-                return out[-1][-1]
-            with oom_guard("logits"):
-                return np.concatenate(out)
+            return out if all_logits else out[-1]
+
+    def decode_apart(self, ids):
+        """As `decode` with all_logits, of at most n_batch ids after others; each row has the bits that it has where its
+        token is fed alone.  Not for recurrent layers, nor while values are kept or replaced."""
+        with self._lock:
+            self.cache_owner, text = None, self.text
+            ids, n = self._checked_ids(ids, min(self.n_ctx - len(text.ids), self.n_batch)), len(text.ids)
+            if text.broken:
+                self._read_again(text)
+            try:
+                step = self._filled([(text, ids)], [0], True, apart=True)
+                rows = step.run().reshape(-1, self.n_vocab).copy()
+                text.add(ids, 0)
+            except BaseException:
+                text.cut(n, 0)
+                raise
+            return rows
+
+    def plan_apart(self, n):
+        """Make the plan that `decode_apart` of n ids uses next."""
+        with self._lock:
+            self._step(self._shape([(self.text, range(n))], 0, True, apart=True))
+
+    @property
+    def is_watched(self):
+        """Are values of it kept or replaced (networks/hooks.py)?"""
+        return self._hooks.wanted is not None
+
+    def cut_text(self, n):
+        """Forget all but the first n tokens of the text so far.  Errors: ParamError; NotSupported for recurrent layers,
+        which know the whole text only."""
+        with self._lock:
+            n = integer("n", n, 0, self.n_past)
+            if n < self.n_past:
+                if self.recurrent:
+                    raise NotSupported("recurrent layers know the whole text only; m.reset() and read what shall stay")
+                self.text.cut(n, self.text.state_row)
+                self.cache_owner = None
 
     def _fed(self, ids, all_rows, hidden=False):
-        """[rows of each batch]: logits, or hidden states, after all tokens or the last."""
+        """Rows of logits, hidden states (True), or a classifier's numbers (RANK): after all tokens, or after the
+        last."""
         if self.text is None:
             self.reset()
         self.cache_owner, text = None, self.text
@@ -269,20 +429,38 @@ class Decoder(Network):
 
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
-        n, state_row, out = len(text.ids), text.state_row, []
+        n, state_row, out = len(text.ids), text.state_row, None
+        rows = self._rows(len(ids), hidden) if all_rows else None
         if not n and text is self.text:
             self._read_with = self._weight_versions()
         if self._hooks.wanted is not None and len(ids):
             text.exact, text.hooked = min(text.exact, n), min(text.hooked, n)
         try:
-            for start in counted("reading batches of tokens", range(0, len(ids), self.n_batch)):
-                part, state_rows = ids[start:start + self.n_batch], self.cells.free_state_rows(1, state_row)
-                out.append(self._fed_batch([(text, part)], state_rows, all_rows, hidden))
+            at = 0
+            for part in counted("reading batches of tokens", self._batches(ids)):
+                state_rows = self.cells.free_state_rows(1, state_row)
+                out = self._fed_batch([(text, part)], state_rows, all_rows, hidden,
+                                      None if rows is None else rows[at:at + len(part)])
+                at += len(part)
                 text.add(part, state_rows[0])
         except BaseException:
             text.cut(n, state_row)
             raise
-        return out
+        return out if rows is None else rows
+
+    def _rows(self, n, hidden):
+        """Where the logits or hidden states of n tokens go, batch by batch: they exist once.  Errors: OutOfMemory."""
+        return self._handed_out.add(empty((n, self.n_embd if hidden else self.n_vocab), np.float32,
+                                          "hidden states" if hidden else "logits"))
+
+    def _batches(self, ids):
+        """[ids of each batch]; a picture whose vectors see each other is not cut."""
+        ends = list(range(self.n_batch, len(ids), self.n_batch))
+        if ends and self.vision is not None and self.vision.sees_all:
+            ends, whole = [], self.pictures.runs(ids)
+            while (end := (ends[-1] if ends else 0) + self.n_batch) < len(ids):
+                ends.append(next((a for a, b in whole if a < end < b), end))
+        return np.split(ids, ends) if len(ids) else []
 
     def _read_again(self, text):
         """Read again what an interrupted call has overwritten: under hooks only what was read under hooks."""
@@ -299,13 +477,22 @@ class Decoder(Network):
     def feed(self, runs):
         """The next tokens of several texts in one batch: runs [(text, ids)] -> logits after each run (n_runs, n_vocab).
 
-        Recurrent layers take one run of any length, or runs of one token.  Runs of one token are padded to a power of
-        two by the last of them, so that few plans serve any number.  An interrupted call leaves all texts as they were.
+        Recurrent layers take one run of any length, or runs of one token.  Runs of one token are padded by the
+        last of them, so that few plans serve any number.  An interrupted call leaves all texts as they were.
         """
         state_rows = self.cells.free_state_rows(len(runs))
         out = self._fed_batch(*self._padded(runs, state_rows))[:len(runs)]
         self._added(runs, state_rows)
         return out
+
+    def open_text(self, n_tokens, like=None, n_shared=0):
+        """A Text with cache rows for so many tokens, or None while others hold too many; the first n_shared are those
+        of the text `like`, which has read them."""
+        text = self.cells.open(n_tokens, like, n_shared)
+        if text is not None and text.copies:
+            saved_state.copy_rows(self, text.copies)
+            text.copies = {}
+        return text
 
     @property
     def n_stages(self):
@@ -325,9 +512,10 @@ class Decoder(Network):
         return lambda: read().reshape(-1, self.n_vocab)[:len(runs)]
 
     def _padded(self, runs, state_rows):
-        """Runs of one token, and their state_rows, up to a power of two."""
+        """Runs of one token, and their state_rows, up to a power of two, beyond eight to a quarter of one."""
         n = len(runs)
-        more = (1 << (n - 1).bit_length()) - n if all(len(ids) == 1 for _, ids in runs) else 0
+        step = max(1 << (n - 1).bit_length() >> 2, 1) if n > 8 else 1 << (n - 1).bit_length()
+        more = -n % step if all(len(ids) == 1 for _, ids in runs) else 0
         return runs + runs[-1:] * more, state_rows + state_rows[-1:] * more
 
     def _added(self, runs, state_rows):
@@ -347,7 +535,8 @@ class Decoder(Network):
 
     # ------------------------------------------------------------ results
     def hidden(self, ids):
-        """(n, dim) float32: what the last norm makes of every one of `ids`, from position 0; the text so far is
+        """(n, dim) float32: what the last norm makes of every one of `ids`, or of a text's tokens, from
+        position 0; the text so far is
         forgotten.
 
         Errors: ParamError for weights that are NaN, IndexRangeError for ids outside the vocabulary.
@@ -355,12 +544,39 @@ class Decoder(Network):
         with self._lock:
             ids = self._checked_ids(ids, self.n_ctx)
             self.reset()
-            out = self._fed(ids, True, hidden=True)
-            with oom_guard("hidden states"):
-                return self._finite(np.concatenate(out), "the hidden states")
+            return self._finite(self._fed(ids, True, hidden=True), "the hidden states")
+
+    def embed_ids(self, ids):
+        """The vector of one text given as token ids; (dim,) float32, of length 1.  The text so far is forgotten.
+
+        Errors: NotSupported for a file that says no pooling, ParamError for weights that are NaN.
+        """
+        kind = self.pooling.of_embedding()
+        with self._lock:
+            ids = self._checked_ids(ids, self.n_ctx)
+            self.reset()
+            rows = self._fed(ids, kind != "last", hidden=True)
+            if kind == "mean":
+                e = rows.sum(0, dtype=np.float64) / len(ids)
+            else:
+                e = rows[0 if kind == "cls" else -1]
+            e = self._finite(e, "the text's numbers")
+            return (e / max(np.linalg.norm(e.astype(np.float64)), 1e-12)).astype(np.float32)
+
+    def rank_ids(self, ids, n_first=None):
+        """The classifier's numbers of one text given as token ids; (n_scores,) float32.  The text so far is forgotten.
+
+        Errors: as `embed_ids`; NotSupported for a model without a classifier.
+        """
+        self.pooling.check_ranks()
+        with self._lock:
+            ids = self._checked_ids(ids, self.n_ctx)
+            self.reset()
+            return self._finite(self._fed(ids, False, hidden=RANK)[-1], "the text's scores")
 
     def logits(self, ids):
-        """(n, n_vocab) float32: logits after every one of `ids`, from position 0; the text so far is forgotten.
+        """(n, n_vocab) float32: logits after every one of `ids`, or of a text's tokens, from position 0; the text so
+        far is forgotten.
 
         Errors: ParamError for weights that are NaN, IndexRangeError for ids outside the vocabulary.
         """
@@ -369,7 +585,8 @@ class Decoder(Network):
             self.reset()
             return self._finite(self.decode(ids, all_logits=True), "the logits")
 
-    def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
+    @takes_other_names(GENERATION)
+    def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, images=(), **options):
         """Iterator over pieces of text that continue `prompt`; `.stats` afterwards, with "stop_reason".
 
         n_predict: tokens at most, -1 for no limit.  temp: temperature; 0 always takes the likeliest token.  stop: texts
@@ -381,10 +598,18 @@ class Decoder(Network):
         logprobs: a number k; then every one of `.tokens` has the log-probability that the model gave it, before
         sampling and grammars, and the k likeliest tokens there; stats["logprobs"] holds them for JSON.
         `.text`: the whole text, `.tokens`: its tokens (models/text/generation.py); in a notebook cell both are shown.
+        speculative: "lookup" or a smaller Decoder of the same vocabulary guess what follows; several tokens are
+        computed at once, and those that are right are kept: the text is the same, faster where guesses come true; where
+        they do not pay, they end.  stats["drafted_tokens"], stats["accepted_tokens"] count them.
         cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
         the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
         A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.
+        images: pictures, as encode_image takes them, at the marks "<__media__>" of the prompt, or before it.
         """
+        if len(images):
+            if not isinstance(prompt, str):
+                raise TypeMismatch(f"pictures belong to a text, got {type(prompt).__name__}; a call for each prompt")
+            prompt = ids_with_pictures(self, prompt, images)
         kind = Generations if is_many(prompt) else Generation
         return kind(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
 
@@ -402,8 +627,7 @@ class Decoder(Network):
         many = is_many(texts)
         if not isinstance(texts, str | list | tuple) or not len(texts):
             raise ParamError("score takes a text that is not empty, or a list of texts or token ids with at least one")
-        all_ids = [self._checked_ids(self.tokenize(x) if isinstance(x, str) else x, self.n_ctx)
-                   for x in (texts if many else [texts])]
+        all_ids = [self._checked_ids(x, self.n_ctx) for x in (texts if many else [texts])]
         scored = [self._scored(ids, n_alternatives) for ids in all_ids]
         return scored if many else scored[0]
 
@@ -422,10 +646,18 @@ class Decoder(Network):
         """(text, ids) of a conversation, a list of {"role": ..., "content": ...}, by the chat template in the file.
 
         tools, variables: passed on to it.  template: another one, as Jinja text or by name ("chatml", one in the file).
+        A message may hold pictures: {"type": "image", "image": path or array} among the parts of its content.
         Errors: ParamError for messages that do not fit, ModelError for a template that is missing or fails.
         """
-        return chat_prompt(self.file, self.tokenizer, messages, tools, add_generation_prompt, template, **variables)
+        messages, pictures = without_pictures(messages) if isinstance(messages, list | tuple) else (messages, [])
+        prompt = chat_prompt(self.file, self.tokenizer, messages, tools, add_generation_prompt, template, **variables)
+        if not pictures:
+            return prompt
+        ids = ids_with_pictures(self, prompt.text, pictures, special=True)
+        bos = [self.tokenizer.bos_id] if self.tokenizer.add_bos else []
+        return prompt._replace(ids=ids if ids[:1] == bos else bos + ids)
 
+    @takes_other_names(GENERATION)
     def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
         """Iterator over the pieces of the answer to a conversation, as `generate` gives them.
 

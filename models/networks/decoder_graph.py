@@ -5,18 +5,19 @@ rows are looked at (rounded up, the mask hides the rest), how many logit rows ar
 and the masks are inputs; attention layers with windows share a mask per window.  A batch holds tokens of one text or of
 several (networks/kv_cells.py).
 """
-import warnings
 
 import numpy as np
 
 import ggjit as gg
 from ggjit.core.buffer import MultiBuffer
 from ggjit.core.placing import place_tensors
-from ggjit.models.blocks.description import CacheSizes, Loader, linear, mask_name, rows_name
+from ggjit.models.blocks.description import CacheSizes, Loader, linear, mask_name, pages_name, rows_name
 from ggjit.models.blocks.hparams import MAX_CTX
 from ggjit.models.core.checks import integer
+from ggjit.models.networks.kv_cells import PAGE
 from ggjit.ops.core.errors import ModelError, ParamError
-from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.host_memory import empty, oom_guard
+from ggjit.ops.core.user_warnings import warn
 from ggjit.tensors.context import Context
 
 DEFAULT_N_CTX = 4096
@@ -31,10 +32,11 @@ def context_size(m):
 
 def check_kv_type(m):
     for block in m.description.blocks:
-        d = [getattr(block.mixer, name, 0) for name in ("d_head", "d_head_v", "d_index")]
-        wrong = [n for n in d if n % m.kv_type.block]
-        if wrong:
-            raise ParamError(f"kv_type {m.kv_type!r} stores blocks of {m.kv_type.block}, the heads of this "
+        for type_, names in ((m.kv_type, ("d_head", "d_index")), (m.v_type, ("d_head_v",))):
+            wrong = [n for n in (getattr(block.mixer, name, 0) for name in names) if n % type_.block]
+            if not wrong:
+                continue
+            raise ParamError(f"kv_type {type_!r} stores blocks of {type_.block}, the heads of this "
                              f"model have {wrong[0]}; use F16 or F32")
 
 
@@ -51,9 +53,8 @@ def check_positions(m):
                          f"got {m.n_ctx}")
     if about.windows and not m.rope_changes:
         times = m.n_ctx / m.n_ctx_train
-        warnings.warn(f"{path} was trained for contexts of {m.n_ctx_train} tokens, not of {m.n_ctx}: what "
-                      f"comes later may be poor (rope_scaling=\"yarn\", rope_scale={min(times, 1e6):g} may help)",
-                      stacklevel=2)
+        warn(f"{path} was trained for contexts of {m.n_ctx_train} tokens, not of {m.n_ctx}: what "
+             f"comes later may be poor (rope_scaling=\"yarn\", rope_scale={min(times, 1e6):g} may help)")
 
 
 # ---------------------------------------------------------------- loading
@@ -86,7 +87,7 @@ def load_weights(m):
 def _load_output(m, want, d):
     tied = m.description.tied
     m.out = None if tied else want("output.weight", d, m.n_vocab, optional=tied is None)
-    if m.out is None:                    # tied; on the GPU a copy, the embedding itself stays where it is
+    if m.out is None:                    # tied to the embedding, of which a GPU gets a copy
         m.out = want("token_embd.weight", d, m.n_vocab, named="output.weight") \
             if m.offload.has("output.weight") else m.embd
 
@@ -98,7 +99,7 @@ def make_cache(m):
     for i, block in enumerate(m.description.blocks):
         m.cache.append([m.kv_ctx.new_tensor(type_, ne, f"{name} {i}") for name, type_, ne in
                            block.cache(cache_sizes(m))])
-        where = m.offload.backend_of(f"blk.{i}.") or m.backend
+        where = m.offload.keeps(i) or m.backend
         by_backend.setdefault(where, []).extend(m.cache[-1])
     m.recurrent = any(leaf.name.startswith("state") for kept in m.cache for leaf in kept)
     m.cells.has_states = m.recurrent
@@ -107,20 +108,40 @@ def make_cache(m):
     m.kv_buffer.clear()
 
 
+def kept_by_kind(m):
+    """{"KV cache" or "state": leaves}: what layers keep of a text."""
+    found = {}
+    for leaf in (leaf for kept in m.cache for leaf in kept):
+        found.setdefault("state" if leaf.name.startswith("state") else "KV cache", []).append(leaf)
+    return found
+
+
 def cache_sizes(m):
-    return CacheSizes(m.n_embd, m.kv_type, m.cells.n_rows, m.cells.n_state_rows)
+    return CacheSizes(m.n_embd, m.kv_type, m.v_type, m.cells.n_rows, m.cells.n_state_rows)
+
+
+def can_page(m):
+    """Can all layers find keys by page tables, and is there room for a page in part empty of every text?  Then rows of
+    the caches are given in pages (kv_cells.py)."""
+    if not m.flash or m.description.chunked or 2 * m.n_seqs * PAGE > m.n_cells:
+        return False
+    if m.backend.device.name not in ("CPU", "NULL") or m.options.devices is not None or m.options.n_gpu_layers:
+        return False
+    return all(getattr(block.mixer, "pages", False) and not 0 < block.mixer.window < m.n_ctx
+               for block in m.description.blocks)
 
 
 def mask_values(m):
     """{window: array}: what a mask holds by distance; that of position p begins at n_ctx - 1 - p."""
     bias = m.description.alibi()
     with oom_guard(f"the masks of a context of {m.n_ctx} (less with a smaller n_ctx)"):
-        return {window: seen(m, window or m.n_ctx, bias) for window in m.description.windows}
+        n_more = m.n_cells - m.n_ctx + PAGE         # masks may be wider than the context
+        return {window: seen(m, window or m.n_ctx, bias, n_more) for window in m.description.windows}
 
 
-def seen(m, window, bias):
+def seen(m, window, bias, n_more=0):
     """What one mask holds: of the keys from window - 1 positions before the token to its own, 0 or ALiBi's bias."""
-    values = np.full(2 * m.n_ctx, -np.inf, _mask_dtype(m))
+    values = np.full(2 * m.n_ctx + n_more, -np.inf, _mask_dtype(m))
     n = min(window, m.n_ctx)
     values[m.n_ctx - n:m.n_ctx] = np.arange(1 - n, 1) if bias else 0
     return values
@@ -131,13 +152,19 @@ def _mask_dtype(m):
 
 
 # ---------------------------------------------------------------- parts of a graph
-def inputs(m, n_tokens, n_kv, n_out, n_seqs):
+def inputs(m, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
+    """n_tables: of pages; 0: rows are looked at as they lie in the cache.  pictures: are there any among the tokens?"""
     inputs = {"tokens": np.zeros(n_tokens, np.int32), **m.description.constants}
+    if pictures:
+        inputs |= {"picture": np.zeros((n_tokens, m.n_embd), np.float32), "is_text": np.ones((n_tokens, 1), np.float32)}
     if m.description.rotates:
         inputs["positions"] = np.zeros(n_tokens, np.int32)
     for window, n_rows in m.cells.n_rows.items():
         inputs[rows_name(window)] = np.zeros(n_tokens, np.int64)
-        inputs[mask_name(window)] = np.full((n_tokens, min(n_kv, n_rows)), -np.inf, _mask_dtype(m))
+        width = n_kv if n_tables else min(n_kv, n_rows)
+        inputs[mask_name(window)] = mask_room(m, window, n_tokens, width)
+        if n_tables:
+            inputs[pages_name(window)] = np.zeros((n_tables, n_kv // PAGE), np.int32)
     if m.description.temperature:
         inputs["temperature"] = np.ones((n_tokens, 1, 1), np.float32)
     if m.recurrent:
@@ -147,6 +174,17 @@ def inputs(m, n_tokens, n_kv, n_out, n_seqs):
     return inputs
 
 
+def mask_room(m, window, n_tokens, n_kv):
+    """[n_tokens, n_kv] for a mask.  Every batch writes all of its mask and graphs run one after the other, so those of
+    one window lie in the same memory."""
+    n = n_tokens * n_kv
+    room = m._mask_memory.get(window)
+    if room is None or room.size < n:
+        most = min(m.n_batch, m.n_ctx) * m.cells.n_rows[window]
+        room = m._mask_memory[window] = empty(max(n, most), _mask_dtype(m), "a mask")
+    return room[:n].reshape(n_tokens, n_kv)
+
+
 def embedded(m, g):
     about = m.description
     x = gg.get_rows(m.embd, g.leaf["tokens"])
@@ -154,6 +192,8 @@ def embedded(m, g):
         x = gg.add(x, gg.scale(gg.mul_mat(up, gg.get_rows(low, g.leaf["tokens"])), factor))
     if about.embd_scale:
         x = gg.scale(x, about.embd_scale)
+    if "picture" in g.leaf:
+        x = gg.add(gg.mul(x, g.leaf["is_text"]), g.leaf["picture"])
     if m.positions is not None:
         x = gg.add(x, gg.get_rows(m.positions, g.leaf["positions"]))
     return gg.set_name(x if m.embd_norm is None else g.norm(x, about.norm, m.embd_norm), "embd")

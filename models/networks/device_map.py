@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 
+from ggjit.api.registry import registry
 from ggjit.core.arguments import typed_call
 from ggjit.core.backend import TYPE_CPU, Backend, Device
 from ggjit.graphs.allocator import GraphAllocator
@@ -95,6 +96,10 @@ class DeviceMap:
         if layer is None:
             return self._placement.get(OUTPUT) if name.startswith("output") else None
         return self._placement.get(int(layer[1]))
+
+    def keeps(self, layer):
+        """The backend that holds what a layer keeps of texts; None: the driver's."""
+        return self.backend_of(f"blk.{layer}.")
 
     def has(self, name):
         return self.backend_of(name) is not None
@@ -184,10 +189,43 @@ class _TimedPlan(ScheduledPlan):
             self._device_map.seconds = time.perf_counter() - t0
 
 
+def named_devices(devices):
+    """Devices that may be given by name, "CUDA0", as devices.  The CPU of this process takes what the others leave, so
+    that it is left out.  Errors: TypeMismatch, ParamError with what serves instead."""
+    if isinstance(devices, str):
+        devices = [devices]
+    if not isinstance(devices, list | tuple):
+        return devices
+    found = []
+    for d in devices:
+        if isinstance(d, Backend):
+            d = d.device
+        if isinstance(d, str):
+            name = d.partition(":")[0]
+            if name.upper() == "NULL":
+                raise ParamError("devices: NULL computes nothing, so no model runs on it; gg.measure(m) and "
+                                 "`ggjit peak` tell what one would take")
+            if name.upper() == "CPU":
+                if name != d:
+                    raise ParamError(f"devices: {d!r} is this process itself; leave it out, and say n_threads=1 beside "
+                                     f"devices for its threads")
+                continue
+            d = registry.device(name)
+        if not isinstance(d, Device) or d.type != TYPE_CPU:
+            found.append(d)
+    if devices and not found:
+        raise ParamError("devices: the CPU of this process has all layers anyway; leave devices out, and say "
+                         "n_threads=1 for its threads.  Two devices of one machine are "
+                         "gg.cluster.local(n_workers=2).devices, or n_gpu_layers=20 with a GPU")
+    return found
+
+
 def _backends(devices):
     """One backend a device.  Errors: TypeMismatch, ParamError."""
+    devices = named_devices(devices)
     if not isinstance(devices, list | tuple) or not all(isinstance(d, Device) for d in devices):
-        raise TypeMismatch(f"devices takes a list of devices, such as cl.devices of gg.cluster, got {devices!r}")
+        raise TypeMismatch(f"devices takes a list of devices, such as cl.devices of gg.cluster or ['CUDA0'], got "
+                           f"{devices!r}")
     if not devices or len({id(d) for d in devices}) < len(devices) or any(d.type == TYPE_CPU for d in devices):
         raise ParamError("devices: at least one, each once; the CPU of this process is there anyway")
     return [d.init_backend() for d in devices]

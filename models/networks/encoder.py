@@ -3,7 +3,7 @@ L2-normalised vector per text out.
 
     x = norm(embd[ids] + pos[0..T] + type[0])           what of it the description has
     x = block(x) for every block,  x = norm(x)
-    e = mean over tokens of x, the first or the last;  e / |e|
+    e = mean over tokens of x, the first or the last;  e / |e|;  of a reranker its classifier's scores (pooling.py)
 
 Masks, positions and buckets depend on the number of tokens only: they are constants of its graph.  With ALiBi a mask
 holds -|i - j|; windows reach half their width to both sides.
@@ -11,20 +11,20 @@ holds -|i - j|; windows reach half their width to both sides.
 import numpy as np
 
 import ggjit as gg
+from ggjit.core.arguments import typed_methods
 from ggjit.models.blocks.description import Loader, Scope, mask_name
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families.registry import ENCODERS
 from ggjit.models.networks.network import Network
-from ggjit.ops.core.errors import ModelError, TypeMismatch
-from ggjit.ops.core.host_memory import empty
-from ggjit.ops.core.progress import work
+from ggjit.models.networks.pooling import RANK, Pooling
 
-MEAN, CLS, LAST = 1, 2, 3       # pooling_type
+VECTOR, HIDDEN, PAIR = "vector", "hidden", "pair"       # what a graph is to give
 FARTHEST = 128                  # from this distance on all tokens share T5's last bucket
 
 
+@typed_methods
 class Encoder(Network):
-    """`m.embed(["a text", ...])` -> (n, dim) float32, `m.hidden(ids)`."""
+    """`m.embed(["a text", ...])` -> (n, dim) float32, `m.hidden(ids)`; of rerankers `m.rerank(query, texts)`."""
     REPACKS = True                  # many columns at a time: every layout is faster then
     CAUSAL = False
 
@@ -32,7 +32,6 @@ class Encoder(Network):
         hparams = HParams(self.file)
         self.n_embd, self.n_layer = hparams.n_embd, hparams.n_layer
         self.n_ctx_train = self.n_ctx = hparams.n_ctx = hparams.n_ctx_train
-        self.pooling = self._pooling(hparams)
         self.description = about = ENCODERS[self.file.arch](hparams)
         self.n_head = about.blocks[0].mixer.n_head
         loader, tensors = Loader(self.weights, self.n_embd), self.file.tensors
@@ -46,46 +45,43 @@ class Encoder(Network):
         self.embd_norm = loader.norm(about.embd_norm, about.norm) if about.embd_norm else None
         self.out_norm = loader.norm(about.out_norm, about.norm) if about.out_norm else None
         self.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in enumerate(about.blocks)]
+        self.pooling = Pooling(hparams, loader, "mean", False, self.options.pooling)
         self.projections = [loader.want(name + ".weight", *ne) for name, *ne in about.projections]
         self._products = [*loader.matrices, *self.projections]
         loader.ignore("output.weight")              # left from the decoder that the encoder was made from
-
-    def _pooling(self, hparams):
-        kind = hparams.get("pooling_type", MEAN, int)
-        if kind not in (MEAN, CLS, LAST):
-            raise ModelError(f"{self.file.path}: {self.file.arch}.pooling_type {kind} is not supported; supported: "
-                             f"mean (1), cls (2), last (3)")
-        return kind
 
     def _matrices(self):
         return self._products
 
     def _build(self, ctx, shape):
-        n_tokens, hidden = (*shape, False)[:2]
-        ids = np.zeros(n_tokens, np.int32)
-        x = self._states(ctx, gg.from_numpy(ctx, ids, "tokens"), n_tokens)
-        if hidden:
-            return {"tokens": ids}, x
-        if self.pooling in (CLS, LAST):
-            e = gg.view_2d(x, self.n_embd, 1, x.nb[1], (n_tokens - 1) * x.nb[1] if self.pooling == LAST else 0)
-        else:
-            weights = gg.from_numpy(ctx, np.full((1, n_tokens), 1 / n_tokens, np.float32), "mean weights")
-            e = gg.mul_mat(gg.cont(gg.transpose(x)), weights)
+        """shape: (tokens, what is wanted): VECTOR, HIDDEN, or PAIR, whose tokens have the types of an input."""
+        n_tokens, wanted = (*shape, VECTOR)[:2]
+        inputs = {"tokens": np.zeros(n_tokens, np.int32)}
+        if wanted == PAIR:
+            inputs["types"] = np.zeros(n_tokens, np.int32)
+        leaf = {name: gg.from_numpy(ctx, a, name) for name, a in {**inputs, **self._constants(n_tokens)}.items()}
+        g = Scope(leaf, n_tokens, n_tokens, self.description.eps, self._flash, None)
+        x = self._states(g, n_tokens)
+        if wanted == HIDDEN or self.pooling.kind == "none":
+            return inputs, x
+        e = self.pooling.row(ctx, x, n_tokens)
+        if self.pooling.kind == RANK:
+            return inputs, self.pooling.scores(g, e)
         for w in self.projections:
             e = gg.mul_mat(w, e)
-        return {"tokens": ids}, gg.set_name(gg.l2_norm(e, 1e-12), "embedding")
+        return inputs, gg.set_name(gg.l2_norm(e, 1e-12), "embedding")
 
-    def _states(self, ctx, tokens, n_tokens):
+    def _states(self, g, n_tokens):
         """The last layer's result for every token."""
         about = self.description
-        leaf = {name: gg.from_numpy(ctx, a, name) for name, a in self._constants(n_tokens).items()}
-        g = Scope(leaf, n_tokens, n_tokens, about.eps, self._flash, None)
-        x = gg.get_rows(self.embd, tokens)
+        x = gg.get_rows(self.embd, g.leaf["tokens"])
         x = gg.scale(x, about.embd_scale) if about.embd_scale else x
         # position and type rows are plain windows of their tables (F32 whatever the other weights are)
         if self.pos is not None:
             x = gg.add(x, gg.view_2d(self.pos, self.n_embd, n_tokens, self.pos.nb[1], 0))
-        if self.type is not None:
+        if "types" in g.leaf:
+            x = gg.add(x, gg.get_rows(self.type, g.leaf["types"]))
+        elif self.type is not None:
             x = gg.add(x, gg.view_2d(self.type, self.n_embd, 1, self.type.nb[1], 0))
         x = gg.set_name(x if self.embd_norm is None else g.norm(x, about.norm, self.embd_norm), "embd")
         for i, (block, w) in enumerate(zip(about.blocks, self.layers, strict=True)):
@@ -118,12 +114,31 @@ class Encoder(Network):
         return [(n,) for n in (1, 2) if n <= self.n_ctx]
 
     def embed_ids(self, ids):
-        """The vector of one text given as token ids; (dim,) float32.  Errors: ParamError for weights that are NaN."""
+        """The vector of one text given as token ids; (dim,) float32, of length 1.
+
+        Errors: ParamError for weights that are NaN, NotSupported for a reranker.
+        """
+        self.pooling.of_embedding()
+        return self._pooled(ids)
+
+    def rank_ids(self, ids, n_first=None):
+        """The classifier's numbers of one text given as token ids; (n_scores,) float32.
+
+        n_first: of two texts in one, the tokens of the first: the others have the second token type, in models that
+        were trained with types.  Errors: as `embed_ids`, NotSupported for a model without a classifier.
+        """
+        self.pooling.check_ranks()
+        return self._pooled(ids, n_first)
+
+    def _pooled(self, ids, n_first=None):
         ids = self._checked_ids(ids, self.n_ctx)
+        typed = n_first is not None and self.type is not None and self.type.ne[1] > 1
         with self._lock:
-            step = self._step((len(ids),))
+            step = self._step((len(ids), PAIR) if typed else (len(ids),))
             step.inputs["tokens"][:] = ids
-            return self._finite(step.run().reshape(-1).copy(), "the embedding's numbers")
+            if typed:
+                step.inputs["types"][:] = np.arange(len(ids)) >= n_first
+            return self._finite(step.run().reshape(-1).copy(), "the text's numbers")
 
     def hidden(self, ids):
         """(n, dim) float32: the last layer's result for every one of `ids`, neither pooled nor normalised.
@@ -132,22 +147,9 @@ class Encoder(Network):
         """
         ids = self._checked_ids(ids, self.n_ctx)
         with self._lock:
-            step = self._step((len(ids), True))
+            step = self._step((len(ids), HIDDEN))
             step.inputs["tokens"][:] = ids
             return self._finite(step.run().reshape(len(ids), self.n_embd).copy(), "the hidden states")
-
-    def embed(self, texts):
-        """(n, dim) float32, rows of length 1.  Errors: ParamError for a text longer than the context."""
-        if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
-            got = type(texts).__name__ if not isinstance(texts, list | tuple) else \
-                next(repr(t) for t in texts if not isinstance(t, str))
-            raise TypeMismatch(f"embed takes a list of strings, got {got}")
-        out = empty((len(texts), self.n_embd), np.float32, "embed")
-        with work("embedding", len(texts)) as step:
-            for i, text in enumerate(texts):
-                out[i] = self.embed_ids(self.tokenize(text))
-                step()
-        return out
 
 
 def relative_buckets(apart, n_buckets, both=True):

@@ -21,7 +21,7 @@ import numpy as np
 
 from ggjit.core.arguments import typed_call
 from ggjit.display.progress import bar
-from ggjit.models.core.checks import integer
+from ggjit.models.core.checks import integer, is_path, read_text
 from ggjit.models.files.imatrix import Imatrix, ImportanceSums
 from ggjit.models.files.save import CannotWrite, refuse_existing
 from ggjit.models.networks.network import Network
@@ -39,13 +39,14 @@ LEAST_N_CTX = 32                # shorter contexts say nothing about a text
 
 # ---------------------------------------------------------------- chunks
 def chunks_of(m, data, n_ctx, n_chunks=None):
-    """int32 (n, n_ctx): the tokens of `data`, a text or token ids, in whole chunks.  Errors: ParamError."""
+    """int32 (n, n_ctx): tokens of `data`, a text, a path of one or token ids, in whole chunks.  Errors: ParamError."""
     if not isinstance(m, Network):
         raise TypeMismatch(f"a model is expected, such as load_model(PATH), got {type(m).__name__}")
     if not hasattr(m, "decode"):
         raise NotSupported(f"{m.file.path}: {m.file.arch} predicts no tokens; take a model that generates text")
     integer("n_ctx", n_ctx, LEAST_N_CTX, m.n_ctx,
             f" (the context of this model, which was trained for {m.n_ctx_train})")
+    data = read_text(data) if is_path(data) else data
     ids = np.asarray(m.tokenize(data) if isinstance(data, str) else data)
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) < 2 * n_ctx:
         raise ParamError(f"the text has {ids.size} tokens, chunks of {n_ctx} need at least {2 * n_ctx}; take a longer "
@@ -104,10 +105,10 @@ def perplexity(m, data, n_ctx=N_CTX, n_chunks=None, base=None, save_logits=None,
 
         perplexity(load_model("q4.gguf"), open("wiki.txt").read(), base=load_model("f16.gguf"))
 
-    m: a model that generates text; data: a text, or token ids.  base: a better model with the same vocabulary, or a
-    file of its log-probabilities (save_logits, or llama-perplexity's): then also "kl_divergence" (mean, in nats),
-    "kl_error", "kl_median", "kl_99", "kl_max", "same_top" (share of positions where both find the same token likeliest)
-    and "base_perplexity".  save_logits: path of a file for the log-probabilities of `m`, 16 bits each;
+    m: a model that generates text; data: a text, the path of one, or token ids.  base: a better model with the same
+    vocabulary, or a file of its log-probabilities (save_logits, or llama-perplexity's): then also "kl_divergence"
+    (mean, in nats), "kl_error", "kl_median", "kl_99", "kl_max", "same_top" (share of positions where both find the same
+    token likeliest) and "base_perplexity".  save_logits: path of a file for the log-probabilities of `m`, 16 bits each;
     force: it is replaced if it is there.
     Errors: ParamError for a text of less than two chunks, ModelError for another vocabulary, BadFile, CannotWrite.
     Source: llama.cpp's llama-perplexity.
@@ -260,7 +261,7 @@ def measure_imatrix(m, data, n_ctx=N_CTX, n_chunks=None, output=False, dataset="
 
 @contextlib.contextmanager
 def _watched(m, callback):
-    """Inside, `callback` sees the nodes of m's graphs, which a scheduler runs."""
+    """In the block `callback` is called for the nodes of m's graphs, which run through a scheduler."""
     before = m.scheduler
     m._steps.clear()
     m.scheduler = before or Scheduler([m.backend])

@@ -21,11 +21,22 @@ import numpy as np
 import ggjit as gg
 from ggjit.alloc.report import mib
 from ggjit.core.arguments import typed_call
-from ggjit.models.core.checks import integer, number, read_text
+from ggjit.core.process_memory import give_back_heap, resident_now
+from ggjit.models.core.checks import integer, is_path, number, read_text
+from ggjit.models.core.other_options import FINETUNING, takes_other_names
 from ggjit.models.files.adapter import new_adapter, targets_of
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import refuse_existing
 from ggjit.models.networks.load import ARCHITECTURES, EMBEDDED, load_model
+from ggjit.models.networks.memory import (
+    Growth,
+    MemoryUse,
+    process_term,
+    term_of,
+    terms_of_buffers,
+    terms_of_leaves,
+    unique_memory,
+)
 from ggjit.models.networks.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.machine import resident_nbytes
@@ -43,10 +54,12 @@ KERNELS_NBYTES = 40 << 20       # that planning and loaded kernels take at most,
 
 # ---------------------------------------------------------------- texts
 def read_ids(data, network):
-    """Token ids of `data`: a path of a text or of JSON lines with a "text" each, or ids.
+    """Token ids of `data`: a text, a path of a text or of JSON lines with a "text" each, or ids.
 
     Every text begins and ends as the model's tokenizer says.  Errors: BadFile (with the line), ModelError, ParamError.
     """
+    if isinstance(data, str) and not is_path(data):
+        return _with_end(network, network.tokenize(data))
     if isinstance(data, str | os.PathLike):
         return [i for text in _texts(pathlib.Path(data)) for i in _with_end(network, network.tokenize(text))]
     return network._checked_ids(data, sys.maxsize).tolist()
@@ -154,6 +167,7 @@ class Finetuning:
 
     def __init__(self, model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr, batch, seed, n_threads,
                  checkpoint, callback):
+        self._before = resident_now()
         epochs = integer("epochs", epochs, 1, 1 << 31)
         steps = math.inf if steps is None else integer("steps", steps, 1, 1 << 62)
         batch, n_ctx = integer("batch", batch, 1, 1 << 20), integer("n_ctx", n_ctx, 2, 1 << 31)
@@ -178,7 +192,9 @@ class Finetuning:
                 model, n_threads=n_threads, n_ctx=n_ctx, reserve=False, repack=False, lora=[self.adapter]))
             if not hasattr(m, "decode"):
                 raise NotSupported(f"finetune: {m.file.arch} models predict no next token; use a decoder")
-            loss = TokenLoss(m, n_ctx)
+            self._grown = Growth()
+            self._grown.__enter__()
+            self._loss = loss = TokenLoss(m, n_ctx)
             data = Dataset(list(loss.rows(read_ids(data, m))))
             if len(data) < batch:
                 raise ParamError(f"finetune: {len(data)} rows of {n_ctx} tokens do not fill a batch of {batch}; use a "
@@ -195,6 +211,10 @@ class Finetuning:
                      "alpha": alpha}
             self.loop = TrainingLoop(training, data, data.first(0), seed, checkpoint, callback, about)
             self.n_steps = min(epochs * (len(data) // batch), steps)
+            gc.collect()
+            give_back_heap()                # planning a training makes and drops much
+            self._grown.__exit__()
+            self._grown.known(sum(term.anonymous for term in self._kept_terms()))
             self._close = stack.pop_all().close
 
     def run(self, out, progress=True):
@@ -210,10 +230,24 @@ class Finetuning:
                     self.adapter.save(out)
         return self.loop.history
 
+    def memory(self):
+        """A MemoryUse of the training, as `m.memory()` is one of a model; `.filled()`: what it will take."""
+        memory = self.network.memory()
+        inputs = term_of("inputs", unique_memory([b._arena for b in self._loss.ctx.buffers if b._arena is not None]))
+        return MemoryUse([*memory.rows[:-1], *self._kept_terms(), inputs, self._grown.term("code"),
+                          process_term(self._before)], memory.process, memory.title)
+
+    def _kept_terms(self):
+        training = self.loop.training
+        leaves = [*training.sums, *(t for own in training.states for t in own)]
+        arena = [b for chunks in training.runs.allocator._memory.chunks for b in chunks]
+        return [*terms_of_leaves("gradients and moments", leaves), *terms_of_buffers("compute", arena)]
+
     def close(self):
         self._close()
 
 
+@takes_other_names(FINETUNING)
 @typed_call
 def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, n_ctx=256, memory=None, epochs=1,
              steps=None, lr=2e-4, batch=1, seed=0, n_threads=None, checkpoint=None, callback=None, progress=True,
@@ -223,8 +257,8 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
         finetune("model.gguf", "letters.txt", "letters.gguf", memory=1_500_000_000)
         load_model("model.gguf", lora=[("letters.gguf", 1.0)])
 
-    model: a path; None: the model that comes with the package.  data: a text file, a .jsonl file with a "text" a line,
-    or token ids; cut into rows of n_ctx tokens.  out: the adapter, in llama.cpp's format.
+    model: a path; None: the model that comes with the package.  data: a text, the path of a text file or of a .jsonl
+    file with a "text" a line, or token ids; cut into rows of n_ctx tokens.  out: the adapter, in llama.cpp's format.
     rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names of matrices, "attn_q" (default: those
     of attention and dense feed-forward).  memory: bytes the process may take; what does not fit is computed again.
     epochs, steps: whichever ends first.  lr: of AdamW, a number or a schedule.  batch: rows of a step.

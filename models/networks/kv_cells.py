@@ -8,6 +8,10 @@ text has it.
 
 Where windows are chunks, a token sees those of the w positions from the last multiple of w on.
 
+In pages (`paged`) rows are given and shared 64 at a time, so that one kernel finds those of any text by a table and
+masks need no place for the rows of others (flash_attn_paged).  A beginning that ends inside a page is copied: what to
+copy stands in `Text.copies`.
+
 A layer that looks back w tokens needs these and the batch that is being read.  Where that is less than the context, the
 caches of such layers have w - 1 + n_batch rows for each text, used in turn.  Masks tell every token the rows it sees.
 
@@ -20,10 +24,11 @@ interrupted call leaves the text as it was:
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ggjit.models.blocks.description import mask_name, rows_name
+from ggjit.models.blocks.description import mask_name, pages_name, rows_name
 
 KV_STEP = 256                   # cache rows looked at are a multiple of this
 ALL = 1 << 31                   # tokens: more than a text can have
+PAGE = 64                       # rows of a page
 
 
 class SlotMapping:
@@ -54,12 +59,14 @@ class Text:
     exact: what the caches know of the first so many tokens is what the network computes of these alone.  Those behind
     them were read under hooks, or know tokens that a context shift dropped.
     hooked: the first that was read under hooks.
+    copies: {window: (rows, rows to copy them to)} of a shared beginning, until they are copied.
     """
 
-    __slots__ = ("broken", "exact", "hooked", "ids", "mappings", "state_row", "written")
+    __slots__ = ("broken", "copies", "exact", "hooked", "ids", "mappings", "state_row", "written")
 
     def __init__(self, mappings):
         self.mappings, self.ids, self.state_row, self.written, self.exact, self.hooked = mappings, [], 0, 0, ALL, ALL
+        self.copies = {}
         self.broken = False             # rows that it needs were overwritten by a call that was interrupted
 
     def add(self, ids, state_row):
@@ -79,7 +86,7 @@ class Text:
             mapping.since = 0
 
     def cut(self, n, state_row):
-        """The first n tokens, and the states as they were then."""
+        """Keep the first n tokens of the text, and the states as they were after them."""
         del self.ids[n:]
         self.state_row, self.broken = state_row, not self.holds(n)
         self.exact = self.exact if self.exact < n else ALL
@@ -89,13 +96,16 @@ class Text:
 class KVCells:
     """The rows of all caches.  values: {window: what a mask holds by distance, from 1 - n_ctx to n_ctx}.
 
-    chunked: are windows chunks?
+    chunked: are windows chunks?  n_cells: rows of all texts together, None: n_ctx.  paged: are rows given in pages?
     """
 
-    def __init__(self, n_ctx, windows, n_batch, n_seqs, values, chunked=False):
-        self.n_ctx, self.n_seqs, self.values, self.chunked = n_ctx, n_seqs, values, chunked
+    def __init__(self, n_ctx, windows, n_batch, n_seqs, values, chunked=False, n_cells=None, paged=False):
+        self.n_ctx, self.n_seqs, self.values, self.chunked, self.paged = n_ctx, n_seqs, values, chunked, paged
         each = {w: min(n_ctx, w - 1 + n_batch) if w else n_ctx for w in windows}
-        self.n_rows = {w: min(n_ctx, n_seqs * n) for w, n in each.items()}
+        n_cells = max(n_ctx, n_cells or 0)
+        self.n_rows = {w: min(n_cells, n_seqs * n) for w, n in each.items()}
+        if paged:
+            self.n_rows = dict.fromkeys(each, whole_pages(n_cells))
         self._each = {w: n if self.n_rows[w] < n_ctx else n_ctx for w, n in each.items()}
         self._windows = [(w, rows_name(w), mask_name(w), values[w]) for w in windows]
         self.most = max(self.n_rows.values(), default=0)
@@ -105,7 +115,7 @@ class KVCells:
 
     def clear(self):
         """No text holds anything."""
-        self.texts = []
+        self.texts, self.kept = [], []          # kept: texts that ended and give their rows back when others need them
         self._n_texts = {w: np.zeros(n, np.int32) for w, n in self.n_rows.items()}      # that have each row
 
     @property
@@ -120,6 +130,8 @@ class KVCells:
         """
         if len(self.texts) == self.n_seqs:
             return None
+        if self.paged:
+            return self._open_pages(n_tokens, like, n_shared)
         found = {w: _first_fit(n == 0, min(n_tokens, self._each[w]) - n_shared) for w, n in self._n_texts.items()}
         if any(rows is None for rows in found.values()):
             return None
@@ -133,9 +145,39 @@ class KVCells:
         self.texts.append(text)
         return text
 
+    def _open_pages(self, n_tokens, like, n_shared):
+        """As `open`: whole pages are shared, the rows of the last one are copied."""
+        n_whole, found, copies = n_shared // PAGE * PAGE, {}, {}
+        for w, n in self._n_texts.items():
+            pages = np.flatnonzero(n[::PAGE] == 0)[:(whole_pages(n_tokens) - n_whole) // PAGE]
+            if len(pages) < (whole_pages(n_tokens) - n_whole) // PAGE:
+                return None
+            rows = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()
+            if n_shared:
+                copies[w] = like.mappings[w].rows[n_whole:n_shared], rows[:n_shared - n_whole]
+                rows = np.concatenate([like.mappings[w].rows[:n_whole], rows])
+            found[w] = rows
+        for w, rows in found.items():
+            self._n_texts[w][rows] += 1
+        text = Text({w: SlotMapping(rows) for w, rows in found.items()})
+        if n_shared:
+            text.ids, text.written = like.ids[:n_shared], n_shared
+            text.copies = copies if n_shared > n_whole else {}
+        self.texts.append(text)
+        return text
+
+    def keep(self, text):
+        """The text has ended: it is none of n_seqs any more, and has the rows of what was read alone."""
+        n = whole_pages(text.written) if self.paged else text.written
+        for w, mapping in text.mappings.items():
+            self._n_texts[w][mapping.rows[n:]] -= 1
+            text.mappings[w] = SlotMapping(mapping.rows[:n], mapping.since)
+        self.texts.remove(text)
+        self.kept.append(text)
+
     def close(self, text):
         """Give the rows of a text back."""
-        self.texts.remove(text)
+        (self.kept if text in self.kept else self.texts).remove(text)
         for w, mapping in text.mappings.items():
             self._n_texts[w][mapping.rows] -= 1
 
@@ -159,7 +201,25 @@ class KVCells:
     def rounded(self, n):
         return min(-(-n // KV_STEP) * KV_STEP, self.most)
 
+    def n_keys(self, runs):
+        """Tokens of the longest of these runs and what is before it, rounded up: the width of masks of pages."""
+        longest = max(len(text.ids) + len(ids) for text, ids in runs)
+        return min(-(-longest // KV_STEP) * KV_STEP, whole_pages(self.n_ctx))
+
     # ------------------------------------------------------------ inputs of a graph
+    def place_pages(self, inputs, at, text, n, table):
+        """Write rows and masks of the next n tokens of a text, which are the batch's from `at` on, and its page table,
+        which is number `table`."""
+        past = len(text.ids)
+        end, lowest = past + n, self.n_ctx - 1 - past
+        text.written = max(text.written, end)
+        for window, rows, mask, values in self._windows:
+            mapping, mask, pages = text.mappings[window], inputs[mask], inputs[pages_name(window)]
+            inputs[rows][at:at + n] = mapping.rows[past:end]
+            mask[at:at + n] = _band(values, lowest, n, mask.shape[1])
+            n_pages = -(-end // PAGE)
+            pages[table, :n_pages] = mapping.rows[:end:PAGE] // PAGE
+
     def place(self, inputs, at, text, n):
         """Write rows and masks of the next n tokens of a text, which are the batch's from `at` on."""
         past = len(text.ids)
@@ -187,6 +247,17 @@ class KVCells:
                     if start > seen:
                         mask[at + i:at + stop, mapping.at(seen, start)] = -np.inf
 
+    def open_mask(self, inputs, at, text, start, stop, paged):
+        """The next tokens start .. stop - 1 of a text, which are the batch's from `at` on, see each other, also those
+        behind."""
+        past = len(text.ids)
+        for window, _, mask, _ in self._windows:
+            columns = np.arange(past + start, past + stop) if paged else \
+                text.mappings[window].at(past + start, past + stop)
+            rows = inputs[mask][at + start:at + stop]
+            for i in range(stop - start):
+                rows[i, columns[i + 1:]] = 0
+
     def mask(self, window, n):
         """(n, n): what the first n tokens of a text see of each other."""
         values = self.values[window]
@@ -194,6 +265,11 @@ class KVCells:
         for i, stop, start in chunks(0, n, window) if self.chunked and window else ():
             mask[i:stop, :start] = -np.inf
         return mask
+
+
+def whole_pages(n):
+    """Rows of the pages that hold n tokens."""
+    return -(-n // PAGE) * PAGE
 
 
 def chunks(past, n, window):

@@ -1,32 +1,51 @@
 """What all networks share: the file, its weights, its tokenizer, and plans kept per input shape."""
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ggjit.core.arguments import typed_methods
 from ggjit.core.kernels_ahead import followed_by
+from ggjit.core.process_memory import process_memory
 from ggjit.core.run_lock import RunLock
-from ggjit.cpu.cpu_plan import likely_parts, needs
+from ggjit.cpu.cpu_plan import likely_parts, needs, work_memory
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models.blocks.hparams import HParams
-from ggjit.models.core.checks import FIND_BROKEN, BrokenValues
+from ggjit.models.core.checks import FIND_BROKEN, BrokenValues, integer
 from ggjit.models.files.adapter import adapters_of
+from ggjit.models.files.gguf import StringArray
 from ggjit.models.files.weights import Weights
+from ggjit.models.networks import inside
 from ggjit.models.networks.device_map import DeviceMap
 from ggjit.models.networks.hooks import Hooks
-from ggjit.models.networks.inside import Inside
 from ggjit.models.networks.layout import repacked
 from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.memory import (
+    MAPPED,
+    Growth,
+    HandedOut,
+    MemoryUse,
+    expected_in,
+    process_term,
+    term_of,
+    terms_of_buffers,
+    unique_memory,
+)
+from ggjit.models.networks.model_table import model_html
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
+from ggjit.models.networks.other_methods import of_a_model
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, StaleHandle, TypeMismatch
-from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.printable import printable
+from ggjit.ops.core.progress import work
 from ggjit.tensors.context import Context
 
 MAX_KEPT_PLANS = 24
+RERANK_PROMPT = "tokenizer.chat_template.rerank"        # with {query} and {document} where they belong
 
 
 class Step:
@@ -49,7 +68,8 @@ class Step:
         return self.plan.submit(self.result)
 
 
-class Network(Inside):
+@typed_methods
+class Network:
     """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`.
 
     backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
@@ -57,18 +77,23 @@ class Network(Inside):
     """
     REPACKS = False                 # does it multiply many columns at a time? Then all but super-blocks are repacked
     CAUSAL = True                   # does attention look back only?
+    last_speed = None               # {"prompt", "decode": tokens a second} of the last text that was generated
     flash = True                    # may one kernel compute attention?
+    pooling = None                  # how the tokens of a text become one row (networks/pooling.py)
 
     def __init__(self, file, options=None):
         """options: LoadOptions."""
-        options = LoadOptions() if options is None else options
+        options = self.options = LoadOptions() if options is None else options
         repack, n_gpu_layers, devices = options.repack, options.n_gpu_layers, options.devices
         if repack is not None and not isinstance(repack, bool | np.bool_):
             raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
         self.file = file
-        self.backend, gpu = choose_backends(options.backend, options.n_threads, n_gpu_layers)
-        self.offload = offload(gpu, n_gpu_layers, HParams(file).n_layer, options.cpu_moe) if devices is None else \
-            DeviceMap(devices, self)
+        self._before, self._code, self.growth_of_text = options.process, Growth(options.process), Growth()
+        self._handed_out = HandedOut()
+        self.backend, gpu = choose_backends(options.backend, options.n_threads, None if options.gpus else n_gpu_layers)
+        gpus = options.gpus or ([] if gpu is None else [gpu])
+        self.offload = DeviceMap(devices, self) if devices is not None else \
+            offload(gpus, n_gpu_layers, HParams(file).n_layer, options.cpu_moe, options.override_tensor)
         self.scheduler = None
         self.weights = Weights(file, self.backend.device)
         self._steps = PlanCache(MAX_KEPT_PLANS)
@@ -95,7 +120,16 @@ class Network(Inside):
         except BaseException:
             self.free()
             raise
+        self._loaded()
         self.load_seconds = time.perf_counter() - options.started
+
+    def _loaded(self):
+        """What the process grew by while loading is code, but for the memory that loading fills."""
+        self._code.end()
+        adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]       # others were there before
+        filled = [b for b in (*self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers())
+                  if b._arena is not None]
+        self._code.known(term_of("filled", [b._arena for b in filled]).anonymous, getattr(self.file, "data_offs", 0))
 
     def _repack(self, asked, move=True):
         """move=False: only the places are given, for a process that compiles and computes nothing."""
@@ -132,11 +166,28 @@ class Network(Inside):
         raise NotSupported(f"{type(self).__name__} builds no graph")
 
     # ------------------------------------------------------------ text
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """Only of what a network lacks."""
+            hint = "" if name.startswith("_") else of_a_model(self, name)
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def __call__(self, prompt, **options):
+        """`m("a text")` is what the model is for: `m.generate(text, ...)`, or `m.embed([text])` of an encoder.
+
+        Errors: TypeMismatch for token ids, of which there are several meanings.
+        """
+        if not isinstance(prompt, str):
+            raise TypeMismatch(f"m(...) takes a text, got {type(prompt).__name__}; of token ids, m.logits(ids) gives "
+                               f"the logits and m.generate(ids) the text that follows")
+        return self.generate(prompt, **options) if self.CAUSAL else self.embed([prompt], **options)[0]
+
     @property
     def tokenizer(self):
         """Built from the file's vocabulary when it is first needed."""
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer.from_gguf(self.file)
+            with self.growth_of_text:
+                self._tokenizer = Tokenizer.from_gguf(self.file)
         return self._tokenizer
 
     def tokenize(self, text, special=False, add_special=True):
@@ -149,7 +200,10 @@ class Network(Inside):
         """
         if not isinstance(text, str):
             raise TypeMismatch(f"tokenize takes a string, got {type(text).__name__}")
-        return self.tokenizer.encode(text, add_special, special)
+        if self.tokenizer.is_built:
+            return self.tokenizer.encode(text, add_special, special)
+        with self.growth_of_text:
+            return self.tokenizer.encode(text, add_special, special)
 
     def detokenize(self, ids, special=False):
         """The text of token ids, as llama_detokenize gives it; `special`: with control tokens.
@@ -161,13 +215,29 @@ class Network(Inside):
         """
         return self.tokenizer.detokenize(ids, special)
 
+    def _ids_of_text(self, text):
+        """Ids of a text that is not empty; of an empty one, the vocabulary's begin.  Errors: ParamError."""
+        ids = self.tokenize(text)
+        if not ids and self.CAUSAL and self.tokenizer.bos_id is not None:
+            return [self.tokenizer.bos_id]
+        if not ids:
+            raise ParamError(f"the text {text!r} has no tokens; give at least one word")
+        return ids
+
+    @property
+    def _end_of_ids(self):
+        """Ids below it mean something."""
+        return self.n_vocab
+
     def _checked_ids(self, ids, n_max):
-        """`ids` as int32, each inside the vocabulary and all inside the context."""
+        """`ids`, or the ids of a text, as int32, each inside the vocabulary and all inside the context."""
         self._hooks.refuse_nesting()
         if self._freed:
             raise StaleHandle(f"{self!r} was freed; load the model again")
         if type(ids) is list and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < self.n_vocab and n_max > 0:
             return np.array(ids, np.int32)      # a decode step: the checks below would take a third of its Python
+        if isinstance(ids, str):
+            ids = self._ids_of_text(ids)
         try:
             a = np.asarray(ids)
         except ValueError as e:
@@ -179,8 +249,8 @@ class Network(Inside):
             past = f" behind the {self.n_ctx - n_max} it holds (m.reset() forgets them)" if n_max < self.n_ctx else ""
             raise ParamError(f"{a.size} tokens do not fit the context of {self.n_ctx}{past}; shorten the text{more}")
         values = a.tolist()
-        if min(values) < 0 or max(values) >= self.n_vocab:
-            at = next(i for i, value in enumerate(values) if not 0 <= value < self.n_vocab)
+        if min(values) < 0 or max(values) >= self._end_of_ids:
+            at = next(i for i, value in enumerate(values) if not 0 <= value < self._end_of_ids)
             raise IndexRangeError(f"token id {values[at]} at position {at} is outside the vocabulary "
                                   f"0..{self.n_vocab - 1}")
         return a.astype(np.int32)               # a copy: what was checked is what is computed
@@ -193,10 +263,12 @@ class Network(Inside):
         return self._steps.get(owner, lambda step: key, lambda: self._made(shape))
 
     def _made(self, shape):
-        ctx, inputs, results = self._built(shape)
-        with followed_by(self._later_kernels):
-            plan = self._plan(Graph(*results)) if self._hooks.wanted is None else self._hooked_plan(inputs, results)
-        return Step(ctx, inputs, results[0], plan, results[1:])
+        with self._code, self._code.without(self._compute_memory):
+            ctx, inputs, results = self._built(shape)
+            with followed_by(self._later_kernels):
+                plan = self._plan(Graph(*results)) if self._hooks.wanted is None else \
+                    inside.hooked_plan(self, inputs, results)
+            return Step(ctx, inputs, results[0], plan, results[1:])
 
     def _plan(self, graph):
         """A plan of `graph`.  All share one arena, since they never run at the same time."""
@@ -225,8 +297,30 @@ class Network(Inside):
         return ctx, inputs, results
 
     def graph(self, *shape):
-        """The graph for a shape, unplanned: for measuring, drawing and reserving."""
+        """The graph for a shape, unplanned: for measuring, drawing and reserving.
+
+            m.graph(32)                 # of a text of 32 tokens
+
+        Errors: ParamError for a length outside the context.
+        """
+        if not shape:
+            return self.largest_graph()
+        if len(shape) == 1 and not isinstance(shape[0], str):
+            shape = self._shape_of(integer("graph: the number of tokens", shape[0], 1, self._most_at_once))
         return Graph(*self._built(shape)[2])
+
+    def _shape_of(self, n_tokens):
+        """The shape of the graph of a text of that many tokens."""
+        return (n_tokens,)
+
+    @property
+    def _most_at_once(self):
+        """Tokens of one graph."""
+        return self.n_ctx
+
+    def as_graph(self):
+        """(graph, {"weights": bytes, "KV cache": bytes}) of the most tokens at once: what gg.measure(m) shows."""
+        return self.largest_graph(), {"weights": self.weights.nbytes, "KV cache": getattr(self, "kv_nbytes", 0)}
 
     def warm_up(self):
         """Plan graphs of common sizes, which compiles their kernels into the cache."""
@@ -246,6 +340,54 @@ class Network(Inside):
             return []
         return [k for shape in self._later_shapes()
                 for k in needs(likely_parts(self.graph(*shape), getattr(self.backend, "n_threads", 1)))]
+
+    # ------------------------------------------------------------ memory
+    def memory(self):
+        """A MemoryUse: the bytes that the model takes from this process now, term by term, beside the process's own
+        figures.
+
+            use = m.memory()
+            use.anonymous, use.file, use.terms["KV cache"]
+            print(use)
+
+        What it will take is known before it is loaded: `ggjit peak`.  Pages count when they are first used: memory set
+        aside for a prompt is taken by the first one.  Errors: StaleHandle for a network that was freed.
+        """
+        with self._lock:
+            if self._freed:
+                raise StaleHandle(f"{self!r} was freed; load the model again")
+            return MemoryUse(self._memory_terms(), process_memory(), str(self.file.path))
+
+    def _memory_terms(self):
+        adapters = [b for a in self.weights.adapters for b in a.buffers]
+        inputs = {id(b): b for step in self._steps.plans() for b in step.ctx.buffers}
+        return [term_of("weights", [b._arena for b in self.weights.buffers], about=MAPPED),
+                *terms_of_buffers("weights", self.weights.moved), *terms_of_buffers("repacked weights",
+                                                                                    self.weights.repack_buffers),
+                *terms_of_buffers("adapters", adapters), *self._kept_terms(),
+                *terms_of_buffers("compute", self._compute_buffers()),
+                term_of("kernel work", work_memory(), about="of all models of the process"),
+                term_of("inputs", unique_memory([b._arena for b in inputs.values() if b._arena is not None])),
+                term_of("logits", self._handed_out.arrays(), about="in use by the caller"),
+                self.growth_of_text.term("tokenizer"), self._code.term("code"), process_term(self._before)]
+
+    def _kept_buffers(self):
+        """Buffers that keep state of texts, such as KV caches."""
+        return ()
+
+    def _kept_terms(self):
+        return terms_of_buffers("KV cache", self._kept_buffers())
+
+    def expected_kept(self):
+        """[MemoryTerm] of what will be kept of texts; for a network on the NULL device."""
+        return expected_in("KV cache", self._kept_buffers(), self)
+
+    def _compute_buffers(self):
+        memory = self.scheduler.memory if self.scheduler is not None else self._allocator._memory
+        return [b for chunks in memory.chunks for b in chunks]
+
+    def _compute_memory(self):
+        return term_of("compute", [b._arena for b in self._compute_buffers() if b._arena is not None])
 
     def free(self):
         """Give weights, caches and plans back; waits for a computation.  A second call does nothing."""
@@ -269,7 +411,7 @@ class Network(Inside):
     def _check_vocabulary(self):
         """`vocab_size` is the number of rows of the embedding; there are not more words than rows."""
         size = self.file.arch_get("vocab_size", self.n_vocab, int)
-        words = self.file.metadata.get("tokenizer.ggml.tokens", ())
+        words = self.file.get("tokenizer.ggml.tokens", (), StringArray)
         if size != self.n_vocab or len(words) > self.n_vocab:
             raise ModelError(f"{self.file.path}: {self.file.arch}.vocab_size = {size} and {len(words)} words, but "
                              f"token_embd.weight has {self.n_vocab} rows; convert the model again")
@@ -281,12 +423,79 @@ class Network(Inside):
                                f"{FIND_BROKEN}")
         return values
 
+    def _repr_html_(self):
+        return model_html(self)
+
     def __reduce__(self):
         raise TypeMismatch(f"{type(self).__name__} of {self.file.path} cannot be copied or pickled: its weights are "
                            f"mapped in this process; pass the path on, and load_model it there")
 
+    def kv(self, layer):
+        raise NotSupported(f"{self.file.arch} models keep no keys and values; load a llama model")
+
+    # ------------------------------------------------------------ looking inside
+    names, capture, capturing, patch = inside.names, inside.capture, inside.capturing, inside.patch
+    attention, hidden_states, logit_lens = inside.attention, inside.hidden_states, inside.logit_lens
+    _named, _spec = inside.named_in, inside.spec_of
+
+    def _compared_shapes(self):
+        """Shapes of the graphs of one token, of two, and of one that looks at two cache rows, so far as there are."""
+        raise NotSupported(f"{type(self).__name__} has no named tensors")
+
+    @property
+    def _flash(self):
+        """May one kernel compute attention in the graph that is built now?"""
+        wanted = self._hooks.wanted
+        return self.flash and (wanted is None or wanted.flash)
+
+    # ------------------------------------------------------------ texts as vectors and scores
     def embed(self, texts):
-        raise NotSupported(f"{self.file.arch} models give no sentence embeddings; load a bert model")
+        """(n, dim) float32, a row of length 1 for each text: pooled as the file says, or load_model's `pooling`.
+
+            v = m.embed(["a cat", "a dog"])
+            v @ v.T                                     # how alike they are
+
+        Errors: TypeMismatch, ParamError for a text longer than the context, NotSupported for a model that says no
+        pooling.
+        """
+        texts, _ = _listed([texts] if isinstance(texts, str) else texts, "embed"), self._pooling().of_embedding()
+        out = empty((len(texts), self.n_embd), np.float32, "embed")
+        with work("embedding", len(texts)) as step:
+            for i, text in enumerate(texts):
+                out[i] = self.embed_ids(self.tokenize(text))
+                step()
+        return out
+
+    def _pooling(self):
+        """The Pooling of a network that reads texts.  Errors: NotSupported."""
+        if self.pooling is None:
+            raise NotSupported(f"{self.file.arch} models make no vectors of texts; load a bert model")
+        return self.pooling
+
+    def rerank(self, query, texts):
+        """(n,) float32: how well each text answers the query, by a reranker; the highest score is the best text.
+
+            scores = m.rerank("who wrote Emma?", texts)
+            texts[scores.argmax()]
+
+        A text is read with the query as the model was trained: as a pair, or in the file's own prompt.  Scores are the
+        first number of its classifier: of BERT and its kin any number (1 / (1 + exp(-score)) is a probability), of
+        Qwen 3 the probability of "yes".
+        Errors: TypeMismatch, ParamError for a query and text that do not fit the context, NotSupported for a model
+        without such a head.
+        """
+        if not isinstance(query, str):
+            raise TypeMismatch(f"rerank takes a query and a list of texts, got a {type(query).__name__} as query")
+        texts, _ = _listed(texts, "rerank"), self._pooling().check_ranks()
+        prompt = self.file.get(RERANK_PROMPT, None, str)
+        out = empty((len(texts),), np.float32, "rerank")
+        with work("ranking", len(texts)) as step:
+            for i, text in enumerate(texts):
+                pair = self.tokenizer.encode_pair(query, text) if prompt is None else \
+                    (self.tokenizer.encode_prompt(prompt, query=query, document=text), None)
+                out[i] = self.rank_ids(*pair)[0]
+                step()
+        return out
 
     def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
@@ -314,3 +523,11 @@ class Network(Inside):
 
     def logits(self, ids):
         raise NotSupported(f"{self.file.arch} models have no logits; load a llama model")
+
+
+def _listed(texts, what):
+    if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
+        got = type(texts).__name__ if not isinstance(texts, list | tuple) else \
+            next(repr(t) for t in texts if not isinstance(t, str))
+        raise TypeMismatch(f"{what} takes a list of strings, got {got}")
+    return texts

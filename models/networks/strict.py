@@ -10,7 +10,7 @@ ANY = None
 OFF, NONE_OR_ONE, NO, YES = (0,), (0, 1), (False, 0), (True, 1)
 # keys of an architecture that are not read, and the values with which they change nothing
 NEUTRAL = {
-    "tensor_data_layout": ANY, "rope.scaling.finetuned": ANY, "classifier.output_labels": ANY, "pooling_type": ANY,
+    "tensor_data_layout": ANY, "rope.scaling.finetuned": ANY,
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale", "rope.scale_linear",
                      "expert_group_count", "expert_group_used_count", "interleave_moe_layer_step"), NONE_OR_ONE),
     **dict.fromkeys(("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.sliding_window",

@@ -12,6 +12,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.models.blocks.description import WHOLE, Loader, Scope
 from ggjit.models.blocks.hparams import HParams
+from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.families.t5 import encoder
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import relative_buckets
@@ -27,11 +28,15 @@ class T5(Decoder):
     """`m.encode(text)`, then `m.decode(ids)`; `m.generate(text)` does both.  One text at a time."""
 
     N_SEQS = 1
+    SEES = False
 
     def __init__(self, file, options=None):
         if options is not None and options.n_seqs not in (None, 1):
             raise ParamError(f"n_seqs = {options.n_seqs}: {file.arch} models write one text at a time; leave n_seqs "
                              f"out")
+        if options is not None and options.pooling not in (None, "none"):
+            raise ParamError(f"pooling = {options.pooling!r}: {file.arch} models write texts; take m.encode(text), or "
+                             f"a t5encoder file, for vectors")
         super().__init__(file, options)
 
     # ------------------------------------------------------------ loading
@@ -70,7 +75,7 @@ class T5(Decoder):
         the vocabulary.
         """
         with self._lock:
-            ids = self._checked_ids(self.tokenize(text) if isinstance(text, str) else text, self.n_ctx)
+            ids = self._checked_ids(text, self.n_ctx)
             self.reset()
             self._say_encoded(0)
             with self._hooks.none_wanted():
@@ -110,12 +115,12 @@ class T5(Decoder):
         return max(graphs, key=lambda graph: self._allocator.plan(graph).peak)
 
     # ------------------------------------------------------------ the decoder
-    def _inputs(self, n_tokens, n_kv, n_out, n_seqs):
-        inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs)
+    def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
+        inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
         return inputs | {"buckets": np.zeros(inputs["mask"].size, np.int32)}
 
-    def _fill(self, inputs, runs, state_rows):
-        super()._fill(inputs, runs, state_rows)
+    def _fill(self, inputs, runs, state_rows, n_tables=0):
+        super()._fill(inputs, runs, state_rows, n_tables)
         (text, ids), = runs
         n, past = len(ids), len(text.ids)
         buckets = inputs["buckets"].reshape(n, -1)
@@ -131,6 +136,7 @@ class T5(Decoder):
         super().load_state(state)
         self._n_encoded = None
 
+    @takes_other_names(GENERATION)
     def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
         """Iterator over pieces of the text that the decoder writes about `prompt`, which the encoder reads.
 

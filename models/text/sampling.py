@@ -19,6 +19,7 @@ from ggjit.models.core.checks import FIND_BROKEN, BrokenValues, is_encodable, kn
 from ggjit.models.text import samplers
 from ggjit.models.text.samplers import Candidates
 from ggjit.ops.core.errors import ParamError, ShapeError
+from ggjit.ops.core.user_warnings import warn_once
 from ggjit.ops.core.whole_numbers import is_whole
 
 CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
@@ -148,6 +149,9 @@ class Sampler:
         known_options("sampling", options, OPTIONS)
         for name, o in OPTIONS.items():
             setattr(self, name, o.checked(options.get(name, o.default)))
+        if self.temp < 0:
+            warn_once("negative temperature", f"temp={self.temp:g} is taken as temp=0: always the likeliest token; "
+                                              f"temp=0.8 is llama.cpp's default")
         names = [n for n in (("temp_alone", "mirostat") if self.mirostat else self.samplers) if _STEPS[n][0](self)]
         self._steps = [_STEPS[n][1] for n in names]
         # the likeliest token, if no step can drop it or change logits

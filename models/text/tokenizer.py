@@ -11,8 +11,22 @@ from ggjit.models.text.bpe import BPE, BYTE_OF_CHAR, Gemma4, HybridDNA, Whitespa
 from ggjit.models.text.prefixes import RWKV, PLaMo2
 from ggjit.models.text.sentencepiece import SentencePiece
 from ggjit.models.text.unigram import Unigram
-from ggjit.models.text.vocabulary import KINDS, Absent, StreamDecoder, Tokenizer
+from ggjit.models.text.vocabulary import KEY, KINDS, Absent, StreamDecoder, Tokenizer
 from ggjit.models.text.wordpiece import WordPiece
 
 __all__ = ["BPE", "BYTE_OF_CHAR", "KINDS", "RWKV", "Absent", "Gemma4", "HybridDNA", "PLaMo2", "SentencePiece",
            "StreamDecoder", "Tokenizer", "Unigram", "Whitespace", "WordPiece"]
+
+
+# anonymous bytes for each token, and each merge of byte-pair encodings, and of the library whatever it holds; measured
+# with vocabularies of 8,000 to 128,000 tokens
+NBYTES_PER_TOKEN, PER_MERGE, LIBRARY = {"gpt2": 200, "llama": 550, "bert": 360}, 200, (1 << 20, 5 << 20)
+
+
+def tokenizer_nbytes(file):
+    """(anonymous, file) bytes that the tokenizer of a file is expected to take once a text was encoded."""
+    n_tokens, n_merges = (len(file.metadata.get(KEY + name, ())) for name in ("tokens", "merges"))
+    if not n_tokens:
+        return 0, 0
+    each = NBYTES_PER_TOKEN.get(file.metadata.get(KEY + "model"), max(NBYTES_PER_TOKEN.values()))
+    return LIBRARY[0] + each * n_tokens + PER_MERGE * n_merges, LIBRARY[1]

@@ -48,6 +48,7 @@ class Tokenizer:
         self.bos_id, self.eos_id, self.unk_id = (self._special_id(k) for k in ("bos", "eos", "unknown"))
         self.add_bos = file.get(KEY + "add_bos_token", self.ADD_BOS, kind=bool)
         self.add_eos = file.get(KEY + "add_eos_token", self.ADD_EOS, kind=bool)
+        self.add_sep = file.get(KEY + "add_sep_token", None, kind=bool)
         self.add_space_prefix = file.get(KEY + "add_space_prefix", self.ADD_SPACE_PREFIX, kind=bool)
         self.clean_spaces = self.CLEAN_SPACES
         for name, wanted, id in (("bos", self.add_bos, self.bos_id), ("eos", self.add_eos, self.eos_id)):
@@ -74,6 +75,29 @@ class Tokenizer:
                 ids.append(part)
             after_special = not isinstance(part, str)
         return ids + [self.eos_id] if add_special and self.add_eos else ids
+
+    def encode_pair(self, first, second):
+        """(ids of two texts as one, how many of them are the first's), as rerankers were trained on pairs.
+
+            [CLS] first [SEP] second [SEP]              BERT and its kin
+            <s> first </s> </s> second </s>             RoBERTa and its kin
+        """
+        head, tail = self.encode(first), self.encode(second)
+        texts = [None if id is None else self.piece(id, special=True) for id in (self.bos_id, self.eos_id)]
+        if texts == [b"<s>", b"</s>"] and self.add_eos and self.add_sep is not False:
+            head = [*head, self.eos_id]
+        return [*head, *tail[self.add_bos:]], len(head)
+
+    def encode_prompt(self, prompt, **texts):
+        """Ids of a prompt of the model's own with {names} where the texts belong; a special token that is written out
+        is one in the prompt alone, not in the texts."""
+        ids = [self.bos_id] if self.add_bos else []
+        for part in self._parts(prompt, True):
+            if isinstance(part, str):
+                ids += self.encode(re.sub(r"\{(\w+)\}", lambda m: texts.get(m[1], m[0]), part), add_special=False)
+            else:
+                ids.append(part)
+        return ids
 
     @functools.cached_property
     def _specials(self):
@@ -174,10 +198,15 @@ class Tokenizer:
         return part
 
     def _bytes(self, id, kind):
-        """Bytes of a normal or byte token."""
+        """The bytes that a normal token or a byte token stands for."""
         raise NotSupported(f"{type(self).__name__} has no bytes")
 
     # ---------------------------------------------------------------- the vocabulary
+    @property
+    def is_built(self):
+        """Was a text encoded before?  What that takes is made then."""
+        return "_to_ids" in vars(self)
+
     @functools.cached_property
     def _to_ids(self):
         if len(self._vocab) < self.n_vocab:
@@ -323,7 +352,7 @@ class Absent(Tokenizer):
                            f"{nearest(self.model, KINDS)} (supported: {', '.join(sorted(KINDS))}); give token ids "
                            f"instead of text, to m.decode or m.logits")
 
-    encode = decode = detokenize = piece = stream = _refuse
+    encode = encode_pair = encode_prompt = decode = detokenize = piece = stream = _refuse
 
 
 class StreamDecoder:

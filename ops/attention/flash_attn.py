@@ -13,7 +13,7 @@ import numpy as np
 
 from ggjit.ops.attention import flash_attn_decode, flash_attn_prefill
 from ggjit.ops.attention.flash_attn_rows import Variant
-from ggjit.ops.core.builders import looks_further
+from ggjit.ops.core.builders import writes_in_c
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis
@@ -21,6 +21,7 @@ from ggjit.ops.core.shape import describe, is_contiguous, require, require_type,
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0, Tensor
+from ggjit.ops.matmul import choices
 
 PREC_DEFAULT, PREC_F32 = 0, 10          # GGML_PREC_*
 PREFILL_ROWS = 16                       # query rows per K/V head from which the prefill kernel is faster
@@ -59,7 +60,7 @@ def flash_attn_ext(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, 
     return q.ctx.node(OP.FLASH_ATTN_EXT, F32, ne, (q, k, v, mask, None), params, ndim=max(3, q.ndim))
 
 
-@looks_further
+@writes_in_c
 def flash_attn_ext_set_prec(a: Tensor, prec: int):
     """The attention `a` with precision `prec` (PREC_DEFAULT or PREC_F32) noted in parameter 3; both compute in F32.
 
@@ -73,7 +74,7 @@ def flash_attn_ext_set_prec(a: Tensor, prec: int):
     return _again(a, a.src, int(prec))
 
 
-@looks_further
+@writes_in_c
 def flash_attn_ext_add_sinks(a: Tensor, sinks: Tensor):
     """The attention `a` with one more score per head, sinks[h], that has no value: it only takes weight.
 
@@ -164,18 +165,22 @@ def reference(t, q, k, v, mask=None, sinks=None):
 
 
 # ---------------------------------------------------------------- kernels
-def kernel(t, n_threads):
-    q, k, v = t.src[:3]
+def kernel(t, n_threads, paged=False):
+    """paged: of flash_attn_paged, whose sources are the same and a page table."""
+    q, k, v, mask = t.src[:4]
     variant = Variant(q.type, k.type, v.type, q.ne[0], v.ne[0])
     rep = math.gcd(q.ne[2] // k.ne[2], q.ne[2] // v.ne[2])
-    per_group, n_rows, n_kv = rep * q.ne[1], q.ne[1] * q.ne[2] * q.ne[3], k.ne[1]
+    per_group, n_rows, n_kv = rep * q.ne[1], q.ne[1] * q.ne[2] * q.ne[3], mask.ne[0] if paged else k.ne[1]
     cost = n_rows * n_kv * (0.04 * (q.ne[0] + v.ne[0]) + 0.5)
     modules = tuple({module_of(x.type) for x in (k, v) if x.type.quantized})
-    if per_group >= PREFILL_ROWS:
-        return Kernel(f"flash_attn-prefill-{variant.name}", lambda: flash_attn_prefill.make(variant), cost,
+    apart = q.ne[1] > 1 and (choices.are_apart() or paged and t.src[5].ne[1] > 1)
+    if per_group >= PREFILL_ROWS and not apart:
+        return Kernel(f"flash_attn-prefill-{variant.name}" + "-paged" * paged,
+                      lambda: flash_attn_prefill.make(variant, paged), cost,
                       flash_attn_prefill.work_nbytes(variant, n_threads), modules)
-    group = flash_attn_decode.rows_at_once(per_group, q.ne[1])
-    return Kernel(f"flash_attn-decode{group}-{variant.name}", lambda: flash_attn_decode.make(variant, group), cost,
+    group = flash_attn_decode.rows_at_once(rep, 1) if apart else flash_attn_decode.rows_at_once(per_group, q.ne[1])
+    return Kernel(f"flash_attn-decode{group}-{variant.name}" + "-apart" * apart + "-paged" * paged,
+                  lambda: flash_attn_decode.make(variant, group, apart, paged), cost,
                   flash_attn_decode.work_nbytes(variant, group, n_threads, n_rows, n_kv), modules)
 
 
@@ -251,7 +256,8 @@ def gradient(g, t, dy):
         return p, g.step(g.scale_bias(g.cont(rows), 1.0, -NOTHING / 10)), bent
 
     def parts():
-        """(p, dp, ds up to the slope of what the softmax is taken of, tanh), once for all sources"""
+        """Values that the gradients of all sources share, made once: (p, gradient of the output, dp, gradient of the
+        softmax's input, tanh of the capped scores).  p: the weights, dp: their gradient."""
         p, seen, bent = weights()
         do = g.cont(g.permute(dy, 0, 2, 1, 3))
         dp = g.mul_mat(v32, do)

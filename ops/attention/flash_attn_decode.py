@@ -7,11 +7,24 @@ not depend on the number of threads, because the chunks do not.
 from ggjit.ops.attention import flash_attn_rows as fr
 from ggjit.ops.attention.flash_attn_softmax import Scratch, SoftmaxRows, clz, make_row_stages, next_run, output_factor
 from ggjit.ops.attention.flash_attn_tiles import BK, make_dots, make_look_ahead, make_weighted, padded
-from ggjit.ops.core.record import OK
+from ggjit.ops.core.record import BAD_INDEX, OK
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import exp1
-from ggjit.ops.native.mem import ld_f32, st_f32
-from ggjit.ops.native.node import SRC0, SRC1, SRC2, barrier, chunk_rows, nb, ne, next_rows, next_rows2, work
+from ggjit.ops.native.mem import ld_f32, ld_i32, st_f32
+from ggjit.ops.native.node import (
+    SRC0,
+    SRC1,
+    SRC2,
+    SRC3,
+    barrier,
+    chunk_rows,
+    fail,
+    nb,
+    ne,
+    next_rows,
+    next_rows2,
+    work,
+)
 from ggjit.ops.native.simd import B, f32, fma, fmul, ldf, splat, stf, zerof
 
 MAX_ROWS = 8
@@ -47,8 +60,10 @@ def work_nbytes(variant, n_rows, n_threads, n_out_rows, n_kv):
     return n_threads * layout.nbytes + (n_out_rows * n_chunks * layout.partial_nbytes if n_chunks > 1 else 0)
 
 
-def _make_attend(variant, n_rows, layout):
-    """attend(wk, k, ks, v, vs, j0, j1, n, cap): n rows against keys j0 .. j1; k and v are the heads' first rows."""
+def _make_attend(variant, n_rows, layout, paged):
+    """attend(wk, k, ks, v, vs, j0, j1, n, cap, pages): n rows against keys j0 .. j1; k and v are the heads' first rows.
+
+    pages: address of the page table (paged), whose entries say where BK keys lie."""
     rows = layout.rows
     start, see, softmax = make_row_stages(rows)
     k_elem, v_elem = ("f32" if t.quantized else t.name for t in (variant.k, variant.v))
@@ -62,7 +77,7 @@ def _make_attend(variant, n_rows, layout):
     c_, scores_ = rows.c, rows.scores
 
     @inline
-    def attend(wk, k, ks, v, vs, j0, j1, n, cap):
+    def attend(wk, k, ks, v, vs, j0, j1, n, cap, pages):
         start(wk)
         for i in range(0, n_rows * v_stride, B):
             stf(wk + acc_ + i, zerof())
@@ -71,7 +86,8 @@ def _make_attend(variant, n_rows, layout):
             if bits == 0:
                 continue
             nj = 64 - clz(bits)
-            kb, kbs, vb, vbs = k + j * ks, ks, v + j * vs, vs
+            row = BK * ld_i32(pages + 4 * (j // BK)) if paged else j
+            kb, kbs, vb, vbs = k + row * ks, ks, v + row * vs, vs
             if convert_k:
                 for i in range(nj):
                     ahead_k(kb + i * ks, ks)
@@ -83,8 +99,8 @@ def _make_attend(variant, n_rows, layout):
             while length > 0:
                 if convert_v:
                     for i in range(first, first + length):
-                        ahead_v(v + (j + i) * vs, vs)
-                        read_v(v + (j + i) * vs, wk + v_ + i * v_stride)
+                        ahead_v(v + (row + i) * vs, vs)
+                        read_v(v + (row + i) * vs, wk + v_ + i * v_stride)
                     vb, vbs = wk + v_, v_stride
                 weighted(wk + scores_ + 4 * first, vb + first * vbs, vbs, length, wk + acc_, wk + c_)
                 first, length = next_run(bits, first + length)
@@ -146,19 +162,29 @@ def _make_emit(variant, layout):
     return emit, emit_joined
 
 
-def make(variant, n_rows):
-    """The kernel for sets of up to `n_rows` rows.  (Few functions: each level of calls is optimised once more.)"""
+def make(variant, n_rows, apart=False, paged=False):
+    """The kernel for sets of up to `n_rows` rows.  (Few functions: each level of calls is optimised once more.)
+
+    apart: a set has rows of one query, so that its bits do not depend on the others.  paged: with a page table.
+    """
     layout = DecodeScratch(variant, n_rows)
     begin = fr.make_begin(variant, layout.rows, layout.q, layout.q_stride)
-    attend = _make_attend(variant, n_rows, layout)
+    attend = _make_attend(variant, n_rows, layout, paged)
     emit, emit_joined = _make_emit(variant, layout)
     scratch_nbytes, partial_nbytes = layout.nbytes, layout.partial_nbytes
 
     def kernel(node, ith, nth, sync):
         q, k, v = node + SRC0, node + SRC1, node + SRC2
         rep = fr.heads_per_group(q, k, v)
-        n_kv, per_group, n_groups = ne(k, 1), rep * ne(q, 1), ne(q, 2) // rep * ne(q, 3)
-        n_sets, n_chunks = (per_group + n_rows - 1) // n_rows, max(1, (n_kv + CHUNK - 1) // CHUNK)
+        n_kv = ne(node + SRC3, 0) if paged else ne(k, 1)
+        if paged:
+            bad = fr.bad_page(node)
+            if bad >= 0:                        # every thread: all stop together, before the barrier
+                return fail(node, BAD_INDEX, bad)
+        per_group, n_groups = rep * ne(q, 1), ne(q, 2) // rep * ne(q, 3)
+        per = rep if apart else per_group       # rows that sets are made of
+        n_each = (per + n_rows - 1) // n_rows
+        n_sets, n_chunks = per_group // max(per, 1) * n_each, max(1, (n_kv + CHUNK - 1) // CHUNK)
         wk, partial = work(node) + ith * scratch_nbytes, work(node) + nth * scratch_nbytes
         cap = fr.score_scale(node)[1]
         n_items = n_groups * n_sets * n_chunks
@@ -170,12 +196,15 @@ def make(variant, n_rows):
             for item in range(item0, min(n_items, item0 + step)):
                 # chunks outermost: all heads of the same tokens in turn, which lie on the same pages
                 chunk, rest = item // (n_sets * n_groups), item % (n_sets * n_groups)
-                group, r0, j0 = rest // n_sets, rest % n_sets * n_rows, chunk * CHUNK
-                n = min(n_rows, per_group - r0)
+                group, s, j0 = rest // n_sets, rest % n_sets, chunk * CHUNK
+                first = s // n_each * per
+                r0 = first + s % n_each * n_rows
+                n = min(n_rows, first + per - r0)
                 head0, i3 = fr.first_head(q, group, rep)
                 begin(node, wk, head0, i3, rep, r0, n)
                 ka, va = fr.kv_addr(node, head0, i3)
-                attend(wk, ka, nb(k, 1), va, nb(v, 1), j0, min(n_kv, j0 + CHUNK), n, cap)
+                pages = fr.page_table(node, r0 // rep) if paged else 0
+                attend(wk, ka, nb(k, 1), va, nb(v, 1), j0, min(n_kv, j0 + CHUNK), n, cap, pages)
                 part = partial + ((group * per_group + r0) * n_chunks + chunk) * partial_nbytes
                 emit(node, wk, head0, i3, rep, r0, n, part, n_chunks)
         if n_chunks > 1:

@@ -17,10 +17,10 @@ from ggjit.ops.attention import flash_attn_rows as fr
 from ggjit.ops.attention.flash_attn_matrix import MR, NV, make_tile, make_transpose
 from ggjit.ops.attention.flash_attn_softmax import Scratch, SoftmaxRows, clz, make_row_stages, next_run, output_factor
 from ggjit.ops.attention.flash_attn_tiles import BK, ROW_NBYTES, lanes, padded
-from ggjit.ops.core.record import OK
+from ggjit.ops.core.record import BAD_INDEX, OK
 from ggjit.ops.native.jit import inline
-from ggjit.ops.native.mem import ld_f32, ld_i64, st_i64
-from ggjit.ops.native.node import SRC0, SRC1, SRC2, nb, ne, work
+from ggjit.ops.native.mem import ld_f32, ld_i32, ld_i64, st_i64
+from ggjit.ops.native.node import SRC0, SRC1, SRC2, SRC3, fail, nb, ne, work
 from ggjit.ops.native.row_loops import SINGLE, over_chunks
 from ggjit.ops.native.simd import B, W, f32, splat, stf, zerof
 
@@ -106,8 +106,8 @@ def _make_products(variant, layout):
     return scores, output
 
 
-def _make_attend(variant, layout):
-    """attend(wk, k, ks, v, vs, n_kv, n, cap): n <= R rows against all keys."""
+def _make_attend(variant, layout, paged):
+    """attend(wk, k, ks, v, vs, n_kv, n, cap, pages): n <= R rows against all keys; pages: see flash_attn_decode."""
     rows = layout.rows
     start, see, softmax = make_row_stages(rows)
     pack = _make_pack(variant, layout)
@@ -123,7 +123,7 @@ def _make_attend(variant, layout):
             st_i64(wk + last_ + 8 * t, 64 - clz(bits))
 
     @inline
-    def attend(wk, k, ks, v, vs, n_kv, n, cap):
+    def attend(wk, k, ks, v, vs, n_kv, n, cap, pages):
         n_tiles = (n + MR - 1) // MR
         start(wk)
         for i in range(0, acc_nbytes, B):
@@ -134,7 +134,8 @@ def _make_attend(variant, layout):
                 continue
             nj = 64 - clz(bits)
             find_last(wk, n, n_tiles)
-            pack(wk, k + j * ks, ks, v + j * vs, vs, nj)
+            row = BK * ld_i32(pages + 4 * (j // BK)) if paged else j
+            pack(wk, k + row * ks, ks, v + row * vs, vs, nj)
             scores(wk, n_tiles, nj)
             softmax(wk, n, nj, cap)
             first, length = next_run(bits, 0)
@@ -147,12 +148,12 @@ def _make_attend(variant, layout):
     return attend
 
 
-def make(variant):
-    """The kernel."""
+def make(variant, paged=False):
+    """The kernel.  paged: with a page table, one for all queries."""
     layout = PrefillScratch(variant)
     rows = layout.rows
     begin = fr.make_begin(variant, rows, layout.q, layout.q_stride)
-    attend = _make_attend(variant, layout)
+    attend = _make_attend(variant, layout, paged)
     finish = fr.make_finish(variant)
     m_, l_, acc_, acc_stride, scratch_nbytes = rows.m, rows.l, layout.acc, layout.acc_stride, layout.nbytes
 
@@ -166,7 +167,12 @@ def make(variant):
     def items(node, ith, start, stop):
         q, k, v = node + SRC0, node + SRC1, node + SRC2
         rep = fr.heads_per_group(q, k, v)
-        per_group = rep * ne(q, 1)
+        per_group, n_kv, pages = rep * ne(q, 1), ne(k, 1), 0
+        if paged:
+            bad = fr.bad_page(node)
+            if bad >= 0:
+                return fail(node, BAD_INDEX, bad)
+            n_kv, pages = ne(node + SRC3, 0), fr.page_table(node, 0)
         n_sets = (per_group + R - 1) // R
         wk = work(node) + ith * scratch_nbytes
         for item in range(start, stop):
@@ -175,7 +181,7 @@ def make(variant):
             n = min(R, per_group - r0)
             begin(node, wk, head0, i3, rep, r0, n)
             ka, va = fr.kv_addr(node, head0, i3)
-            attend(wk, ka, nb(k, 1), va, nb(v, 1), ne(k, 1), n, fr.score_scale(node)[1])
+            attend(wk, ka, nb(k, 1), va, nb(v, 1), n_kv, n, fr.score_scale(node)[1], pages)
             for i in range(n):
                 m, l_sum, sink = ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), fr.sink_of(node, head0, rep, r0 + i)
                 finish(node, head0, i3, rep, r0 + i, wk + acc_ + i * acc_stride, output_factor(m, l_sum, sink))

@@ -9,12 +9,12 @@ so that neighbours share a mask row, and a causal mask hides whole key blocks fr
 import dataclasses
 
 from ggjit.ops.attention.flash_attn_softmax import slope_of
-from ggjit.ops.attention.flash_attn_tiles import make_copy_row, make_store_row
+from ggjit.ops.attention.flash_attn_tiles import BK, make_copy_row, make_store_row
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.core.types import Type
 from ggjit.ops.native.jit import inline
-from ggjit.ops.native.mem import st_f32, st_i64
-from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, ne, param_f32, row_addr
+from ggjit.ops.native.mem import ld_i32, st_f32, st_i64
+from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, addr, ne, param_f32, row_addr
 from ggjit.ops.native.simd import f32
 
 
@@ -92,6 +92,26 @@ def kv_addr(node, head, i3):
     q, k, v = node + SRC0, node + SRC1, node + SRC2
     return (row_addr(k, 0, head // (ne(q, 2) // ne(k, 2)), i3),
             row_addr(v, 0, head // (ne(q, 2) // ne(v, 2)), i3))
+
+
+@inline
+def page_table(node, query):
+    """Address of a query's page table; one table serves all queries where there is no other."""
+    pages = node + SRC5
+    return row_addr(pages, query if ne(pages, 1) > 1 else 0, 0, 0)
+
+
+@inline
+def bad_page(node):
+    """An entry of the page tables that names no BK rows of K (2^31 for any negative one); -1: all do."""
+    pages, n = node + SRC5, ne(node + SRC1, 1) // BK
+    for i in range(ne(pages, 1)):
+        table = row_addr(pages, i, 0, 0)
+        for j in range(ne(pages, 0)):
+            page = ld_i32(table + 4 * j)
+            if page < 0 or page >= n:
+                return page if page >= 0 else 1 << 31
+    return -1
 
 
 def make_finish(variant):

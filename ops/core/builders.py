@@ -7,9 +7,12 @@ The annotations of a builder's parameters are what stubs, pages and `help` show,
 """
 import functools
 import inspect
+import opcode
 import re
+import sys
 import types
 import typing
+import warnings
 
 from ggjit.ops.core.errors import GgjitError
 
@@ -36,6 +39,32 @@ def looks_further(build):
     """
     build.looks_further = True
     return build
+
+
+def writes_in_c(build):
+    """A builder whose function in C writes into the node that it is given: here it makes a new one.  A call whose
+    result is dropped does nothing, and warns."""
+    @functools.wraps(build)
+    def call(*args, **kwargs):
+        made = build(*args, **kwargs)
+        if _is_dropped(sys._getframe(1)):
+            warnings.warn(f"gg.{build.__name__} returns a new tensor, which is dropped here: nothing has changed (ggml "
+                          f"writes into its argument); write y = gg.{build.__name__}(y, ...)", stacklevel=3)
+        return made
+    call.looks_further = True
+    return call
+
+
+def _is_dropped(frame):
+    """Is the result of the call that the frame is at thrown away by its next instruction?"""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("ggjit."):   # what wraps builders
+        frame = frame.f_back
+    if frame is None:
+        return False
+    code, at = frame.f_code.co_code, frame.f_lasti + 2
+    while at < len(code) and not code[at]:              # inline caches
+        at += 2
+    return at < len(code) and code[at] == opcode.opmap["POP_TOP"]
 
 
 def named(f, name, doc):

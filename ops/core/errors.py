@@ -29,6 +29,10 @@ class IndexRangeError(GgjitError, IndexError):
     """An id, row number, position or byte range outside its tensor."""
 
 
+class NoSuchName(GgjitError, KeyError):
+    """A name that a table of names does not hold."""
+
+
 class StaleHandle(GgjitError, ReferenceError):
     """A tensor, context or buffer that was freed."""
 
@@ -66,6 +70,10 @@ class ModelError(GgjitError, ValueError):
 
 class MissingExtra(GgjitError, ImportError):
     """An optional package is not installed; the message names the pip extra."""
+
+
+class QueueFull(GgjitError, RuntimeError):
+    """No more sequences may wait for a running batch."""
 
 
 class Cancelled(GgjitError, RuntimeError):

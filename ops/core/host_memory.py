@@ -9,15 +9,18 @@ Threads are memory too: their stacks (`start`).
 Tests make the k-th request fail: `with refusing(k):`.
 """
 import contextlib
+import ctypes
 import functools
 import itertools
 import math
+import mmap
 
 import numpy as np
 
 from ggjit.ops.core.errors import GgjitError, OutOfMemory
 from ggjit.ops.core.shape import describe
 
+OWN_PAGES = 4 << 20             # bytes; from there on NumPy asks for large pages, too
 _refused = None                 # numbers of requests -> refuse this one?  None: all are tried
 
 
@@ -65,6 +68,24 @@ def empty(shape, dtype, what):
             raise MemoryError from None
 
 
+def pages(nbytes, what):
+    """uint8 array of so many bytes; large ones have pages of their own, which go back to the system with the array.
+
+    What `np.empty` frees may stay with the process, between other things of its heap.  Errors: OutOfMemory.
+    """
+    if nbytes < OWN_PAGES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return empty(nbytes, np.uint8, what)
+    with oom_guard(what, nbytes):
+        try:
+            mapped = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError):
+            raise MemoryError from None
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):          # a kernel without large pages
+                mapped.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(mapped, np.uint8)
+
+
 def zeros(n, dtype, what):
     """np.zeros of n elements.  Errors: OutOfMemory."""
     with oom_guard(what, n * np.dtype(dtype).itemsize):
@@ -102,3 +123,18 @@ def refusing(k):
         yield lambda: seen[0]
     finally:
         _refused = None
+
+
+@functools.cache
+def _trim():
+    """glibc's malloc_trim, None elsewhere."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, TypeError, AttributeError):
+        return None
+
+
+def give_back_memory():
+    """What was freed goes back to the system: C libraries keep it for the next request."""
+    if _trim() is not None:
+        _trim()(ctypes.c_size_t(0))

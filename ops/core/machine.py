@@ -84,6 +84,35 @@ def _windows_processor_name():
         return platform.processor()
 
 
+# Features of ARM processors that products use: the bit of Linux's AT_HWCAP or, from 64 on, AT_HWCAP2; macOS's name;
+# Windows's number, which has none for fp16fml: processors with i8mm have it; LLVM's words
+_ARM_FEATURES = (
+    (10, "FEAT_FP16", 67, ("fullfp16",)), (20, "FEAT_DotProd", 43, ("dotprod",)), (23, "FEAT_FHM", None, ("fp16fml",)),
+    (64 + 13, "FEAT_I8MM", 66, ("i8mm", "fp16fml")), (64 + 14, "FEAT_BF16", 68, ("bf16",)),
+    (8, "FEAT_LSE", 34, ("lse",)), (15, "FEAT_LRCPC", 45, ("rcpc",)))
+
+
+@_unless_told(frozenset())
+def arm_features():
+    """Features of this ARM processor in LLVM's words, from the system: LLVM itself finds few of them."""
+    if sys.platform == "win32":
+        ask = ctypes.windll.kernel32.IsProcessorFeaturePresent
+        return frozenset(word for *_, n, words in _ARM_FEATURES if n is not None and ask(n) for word in words)
+    if sys.platform == "darwin":
+        return frozenset(words[0] for _, name, _, words in _ARM_FEATURES if any(_sysctl(f"hw.optional.arm.{name}")))
+    capabilities = _linux_capabilities()
+    return frozenset(words[0] for bit, _, _, words in _ARM_FEATURES if capabilities >> bit & 1)
+
+
+def _linux_capabilities():
+    """AT_HWCAP and, above it, AT_HWCAP2; 0 where the C library does not tell."""
+    ask = getattr(ctypes.CDLL(None), "getauxval", None)
+    if ask is None:
+        return 0
+    ask.argtypes, ask.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return ask(16) | ask(26) << 64
+
+
 # ---------------------------------------------------------------- cores
 def available_cores():
     """How many cores this process may use at once: its affinity mask, and at most the quota of its container."""

@@ -69,8 +69,12 @@ def require(ok, message, *tensors, error=ShapeError, remedy=""):
 
 def require_type(op, t, types, role="source"):
     if t.type not in types:
-        raise TypeMismatch(f"{op}: {role} {describe(t)} must be one of {', '.join(map(repr, types))}; "
-                           f"cast it with gg.cast")
+        kinds = ", ".join(map(repr, types)) if len(types) <= 6 else "F32, F16, BF16 or quantised"
+        to = types[0] if len(types) <= 6 else "F32"
+        lists = {"f64": ", or values.astype(np.float32) before it is a tensor",
+                 "i64": ", or values.astype(np.int32) before it is a tensor"}.get(t.type.name, "")
+        raise TypeMismatch(f"{op}: {role} {describe(t)} must be {'one of ' * (len(types) > 1)}{kinds}; cast it with "
+                           f"gg.cast(t, '{to!r}'){lists}".replace("''", "'"))
 
 
 def require_sum_so_far(op, onto, ne):

@@ -10,6 +10,7 @@ import functools
 
 from numpy import generic
 
+from ggjit.ops.core.call_hints import other_call
 from ggjit.ops.core.errors import GgjitError, TypeMismatch
 from ggjit.ops.core.shape import describe
 
@@ -36,11 +37,27 @@ def typed_errors(function, takes_arrays=False):
             return function(*args, **kwargs)
         except GgjitError:
             raise
-        except (TypeError, AttributeError, ValueError, OverflowError, LookupError, ArithmeticError) as e:
-            shown = ", ".join([*map(_shown, args), *(f"{k}={_shown(v)}" for k, v in kwargs.items())])
-            why = _not_a_tensor(e, [*args, *kwargs.values()]) or f"the arguments do not fit ({e})"
-            raise TypeMismatch(f"{function.__name__}({shown}): {why}; see help(ggjit.{function.__name__})") from e
+        except _RAW as e:
+            raw = e
+        other = other_call(function, args, kwargs)
+        if other is None:
+            raise _typed(function, args, kwargs, raw) from raw
+        try:
+            return function(*other[0], **other[1])
+        except GgjitError:
+            raise
+        except _RAW as e:
+            raise _typed(function, *other, e) from e
     return call
+
+
+_RAW = (TypeError, AttributeError, ValueError, OverflowError, LookupError, ArithmeticError)
+
+
+def _typed(function, args, kwargs, error):
+    shown = ", ".join([*map(_shown, args), *(f"{k}={_shown(v)}" for k, v in kwargs.items())])
+    why = _not_a_tensor(error, [*args, *kwargs.values()]) or f"the arguments do not fit ({error})"
+    return TypeMismatch(f"{function.__name__}({shown}): {why}; see help(gg.{function.__name__})")
 
 
 def _not_a_tensor(error, given):

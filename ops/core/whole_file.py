@@ -5,14 +5,24 @@
 
 A file of another name is written beside it and renamed when it is complete.  Its name cannot be guessed and it must be
 new, so no link put there beforehand leads elsewhere; a link of the wanted name is replaced, not followed.  After an
-error (a full disk, Ctrl-C) the partial file is gone and what had the name before is as it was.
+error (a full disk, Ctrl-C) the partial file is gone and what had the name before is as it was.  What a killed process
+left is removed when the same file is written next: its lock is free.
 
 Devices, pipes and the open files under /dev and /proc have nothing to replace: they are written as they are.
 """
 import contextlib
 import errno
 import os
+import re
 import stat
+import time
+
+try:
+    import fcntl
+except ImportError:                             # Windows
+    fcntl = None
+
+NEW_SECONDS = 1.0               # between making a file and locking it, at most
 
 _IN_USE = 5, 32, 33, 1224       # Windows: access denied, open elsewhere, locked, mapped
 
@@ -137,15 +147,39 @@ def _plain(path):
     return 0
 
 
+def _lock(f):
+    """Nobody removes it while this process lives.  Whether it was free; True where there are no locks: Windows does not
+    remove open files."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(f.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:                             # another process writes it, or a file system without locks
+        return False
+    return True
+
+
+def _remove_abandoned(folder, name):
+    """Remove what processes that were killed left of a file of that name."""
+    ours = re.compile(rf"\.{re.escape(name[:40])}\.[0-9a-f]{{16}}\.part")
+    with contextlib.suppress(OSError):          # a folder that cannot be listed; one of another user
+        for entry in [e for e in os.scandir(folder) if ours.fullmatch(e.name) and e.is_file(follow_symlinks=False)]:
+            with contextlib.suppress(OSError), open(entry.path, "r+b") as f:
+                if _lock(f) and time.time() - os.fstat(f.fileno()).st_mtime > NEW_SECONDS:
+                    os.unlink(entry.path)
+
+
 @contextlib.contextmanager
 def _partial(path, text, mode):
     """A new file beside `path`, removed after an error."""
     folder, name = os.path.split(path)
+    _remove_abandoned(folder, name)
     partial = os.path.join(folder, f".{name[:40]}.{os.urandom(8).hex()}.part")
 
     def exclusive(name, flags):
         return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), mode)
     with _open(partial, "x", text, opener=exclusive) as f:
+        _lock(f)
         try:
             yield f
         except BaseException:

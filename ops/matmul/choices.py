@@ -80,6 +80,7 @@ ZEN = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS))
 ZEN5 = Rule(ONE_ROW, {F16: AHEAD, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS),
             (16, 16), True, 80, 6)
 INTEL = Rule(ONE_ROW, {}, FOUR, tuple(t for t in FORMATS if t is not Q6_K))
+NEON = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS), direct=8, pairs=4)
 RULES = {"znver5": ZEN5, "znver": ZEN, **dict.fromkeys((
     "skylake-avx512", "cascadelake", "cooperlake", "icelake", "rocketlake", "sapphirerapids", "emeraldrapids",
     "graniterapids"), INTEL)}
@@ -89,9 +90,11 @@ def _rule_of(processor):
     return next((r for name, r in RULES.items() if processor.startswith(name)), None)
 
 
-RULE = _rule_of(isa.PROCESSOR)                  # None: no rule is known, Intel's serves until something was measured
+RULE = _rule_of(isa.PROCESSOR)                  # None: no rule is known; UNKNOWN serves until something was measured
+UNKNOWN = NEON if isa.ISA == "neon" else INTEL
 SETTING = asked_tuning()
 _forced = contextvars.ContextVar("tile", default=None)
+_apart = contextvars.ContextVar("columns apart", default=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,13 +140,13 @@ def layout_name(tile):
 
 def rule(type):
     """The tile where nothing was measured."""
-    rule = RULE or INTEL
+    rule = RULE or UNKNOWN
     return rule.tiles.get(type) or (rule.blocks if type.quantized else candidates(type)[-1])
 
 
 def layout_rule(type):
     """The layout's tile where nothing was measured."""
-    tile = (RULE or INTEL).layout
+    tile = (RULE or UNKNOWN).layout
     return tile if tile in layout_candidates(type) else ONE_ROW if type is F32 else tile._replace(rows=1)
 
 
@@ -169,12 +172,23 @@ def layout_tile(type):
 def pays_repacked(type):
     """Are matrices of the type faster in their layout?"""
     found = None if SETTING else kept(type)
-    return found.layout is not None if found else type in (RULE or INTEL).repacked
+    return found.layout is not None if found else type in (RULE or UNKNOWN).repacked
 
 
 def forced(tile):
     """A block inside which this thread chooses kernels with that tile, or that many rows."""
     return measured.forced(_forced, tile)
+
+
+def columns_apart():
+    """A block inside which this thread chooses kernels that give each column of a product, and each query of an
+    attention, the bits that it has alone: for batches of several texts.  Many columns take longer then."""
+    return measured.forced(_apart, True)
+
+
+def are_apart():
+    """Is this inside such a block?"""
+    return _apart.get()
 
 
 # ---------------------------------------------------------------- files
@@ -209,3 +223,13 @@ def keep(type, choice):
     if done:
         kept.cache_clear()
     return done
+
+
+def note_busy(type, why):
+    """A busy machine spoilt the measurement of the type: the rule holds, or what was kept before."""
+    _file(type).note_busy(why)
+
+
+def busy_seconds(type):
+    """Seconds since then; infinite where no measurement was spoilt since the last that was kept."""
+    return _file(type).busy_seconds()

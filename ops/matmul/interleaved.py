@@ -3,10 +3,11 @@
     file      row 0: | d | words |      row 1: | d | words |    ...     one row after the other
     repacked  | word 0 of L rows | word 1 of L rows | ... | d of L rows |  of block 0 | ... of block 1 | ...
 
-L rows, 16 with AVX-512 and 8 with AVX2, take as many bytes as in the file and are one stream of memory: with the scales
-of all blocks behind the codes of all blocks Q4_0 came at 32 instead of 43 GB/s (Zen 5), since the start of each group's
-two streams waited.  Fields move as they are, so one routine packs every type (`Format.runs`).  A word holds codes of
-four or eight neighbours in k, its fields in the file's order: shifts pick four codes a lane, for all rows at once.
+L rows, 16 with AVX-512, 8 with AVX2 and 4 with NEON, take as many bytes as in the file and are one stream of memory:
+with the scales of all blocks behind the codes of all blocks Q4_0 came at 32 instead of 43 GB/s (Zen 5), since the
+start of each group's two streams waited.  Fields move as they are, so one routine packs every type (`Format.runs`).  A
+word holds codes of four or eight neighbours in k, its fields in the file's order: shifts pick four codes a lane, for
+all rows at once.
 A part is what shares an integer scale: a block of 32, or 16 or 32 elements of a super-block:
 
     value = scale[part] (code - zero_point) - offset[part]
@@ -16,14 +17,14 @@ import itertools
 from collections.abc import Callable
 
 from ggjit.ops.core.types import BY_NAME, Type
-from ggjit.ops.native import isa
+from ggjit.ops.native import isa, neon
 from ggjit.ops.native.lanes import i64, nibbles_ir, splat_const
 from ggjit.ops.native.mem import call_intrinsic
 from ggjit.ops.native.simd import W, const_ir, load_ir, shuffle_ir, vec_ir
 from ggjit.ops.types import fp4, iq4_nl
 
 LANES = W
-UNSIGNED = isa.ISA == "avx512"          # AVX-512 multiplies any unsigned byte, AVX2 splits off the sign of signed ones
+UNSIGNED = isa.ISA == "avx512"          # any unsigned byte; AVX2 splits off signs, NEON has signed products
 HALF, BYTE, WORD = 2, 1, 4
 
 
@@ -56,12 +57,12 @@ class Format:
 
     @property
     def n_fours(self):
-        """Of a part."""
+        """Groups of four weights in a part."""
         return self.type.block // self.n_parts // 4
 
     @property
     def nbytes(self):
-        """Of a block of L rows."""
+        """Bytes of a block of L rows."""
         return LANES * sum(width * n for width, _, n in self.runs)
 
     @property
@@ -129,6 +130,8 @@ def _times(b, d, x):
 
 def _levels(b, levels, index):
     """levels[index] of every byte, as the byte dots want them: + 128 where codes are unsigned."""
+    if isa.ISA == "neon":
+        return neon.lookup_ir(b, levels, index)
     table = [x + 128 * UNSIGNED for x in levels]
     name, times = ("llvm.x86.avx512.pshuf.b.512", 4) if UNSIGNED else ("llvm.x86.avx2.pshuf.b", 2)
     return call_intrinsic(b, name, index.type, [const_ir("i8", [x & 255 for x in table] * times), index])
@@ -294,7 +297,7 @@ def _formats():
     return formats
 
 
-FORMATS = _formats() if isa.ISA != "generic" else {}
+FORMATS = _formats() if isa.X86_LEVEL or neon.HAS_SDOT else {}
 
 
 # ---------------------------------------------------------------- unpacked: codes as bytes, factors as float32

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from ggjit.ops.core.builders import looks_further
+from ggjit.ops.core.builders import writes_in_c
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis
@@ -25,6 +25,7 @@ from ggjit.ops.core.shape import describe, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import BF16, BY_NAME, F16, F32, Q4_0, Q8_0, Tensor
+from ggjit.ops.core.user_warnings import called_by_user, warn_once
 from ggjit.ops.matmul import choices, hadamard, mul_mat_dot, mul_mat_short, mul_mat_tile
 from ggjit.ops.matmul.mul_mat_dot import DotShape
 from ggjit.ops.matmul.tile_codes import code_tile
@@ -34,9 +35,10 @@ from ggjit.ops.native import isa
 Q4_1, Q5_1, Q4_K, Q8_1, Q8_K = (BY_NAME[name] for name in ("q4_1", "q5_1", "q4_K", "q8_1", "q8_K"))
 COLUMN_TYPES = (F32, F16, BF16)
 WITH_MINS = (Q4_1, Q5_1)                # their partner is Q8_1
-MAX_DOT_COLUMNS = {"avx512": 12, "avx2": 8, "generic": 16}[isa.ISA]            # of 16-bit floats: a tile unpacks them
-MAX_DOT_COLUMNS_IN_PLACE = {"avx512": 6, "avx2": 6, "generic": 16}[isa.ISA]     # of float32
+MAX_DOT_COLUMNS = {"avx512": 12, "avx2": 8, "neon": 8, "generic": 16}[isa.ISA]      # of 16-bit floats
+MAX_DOT_COLUMNS_IN_PLACE = {"avx512": 6, "avx2": 6, "neon": 6, "generic": 16}[isa.ISA]     # of float32
 MAX_DOT_COLUMNS_UNPACKED = 12 if isa.ISA == "avx2" else 8       # of quantised types whose tile is the float one
+APART_COLUMNS = 4                       # of a tile whose columns are summed as one alone
 L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
 CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
 SHARED_PANEL_NBYTES = 4 << 20
@@ -70,6 +72,9 @@ def mul_mat(a: Tensor, b: Tensor):
     """
     require_type("mul_mat", a, weight_types(), "a")
     require_type("mul_mat", b, column_types(a.type), "b")
+    if a.ne[0] == a.ne[1] == b.ne[1] > 1 and not a.op and not b.op and called_by_user():
+        warn_once("square mul_mat", "mul_mat(w, x) of square matrices is NumPy's x @ w.T, also where w @ x was meant; "
+                                    "the operator w @ x has NumPy's meaning")
     require(a.ne[0] == b.ne[0], "mul_mat: rows of a and b differ in length", a, b,
             remedy="both store the summed dimension first; transpose and cont one of them")
     require(a.ne[0] > 0, "mul_mat: the summed dimension is empty", a, b, remedy="the product would be zeros: gg.fill")
@@ -85,7 +90,7 @@ def _is_product(name, t):
         raise TypeMismatch(f"{name}: expected the result of mul_mat, got {describe(t)}")
 
 
-@looks_further
+@writes_in_c
 def mul_mat_set_prec(a: Tensor, prec: int):
     """The product `a` with precision `prec` (PREC_DEFAULT 0 or PREC_F32 10) noted in parameter 0.
 
@@ -99,7 +104,7 @@ def mul_mat_set_prec(a: Tensor, prec: int):
     return a.ctx.node(OP.MUL_MAT, F32, a.ne, a.src, (int(prec), int(a.op_params[1])), ndim=a.ndim)
 
 
-@looks_further
+@writes_in_c
 def mul_mat_set_hint(a: Tensor, hint: int):
     """The product `a` with a hint about its left side in parameter 1: 0 none, 1 it is a Hadamard matrix.
 
@@ -169,11 +174,14 @@ def dot_shape(type, k, m, n, exact=False):
             return DotShape(4, 1, 1)                            # no stream from memory: share loads and lane sums
         rows, prefetch = choices.tile(type)
         if type.quantized:
-            return DotShape(rows, 1, 4, prefetch)
-        return DotShape(max(rows, 4 if column_nbytes > L1_NBYTES else 1), 1, 2, prefetch)
+            return DotShape(rows, 1, dot.unroll, prefetch)
+        rows = max(rows, 4 if column_nbytes > L1_NBYTES else 1)
+        return DotShape(rows, 1, dot.unroll if rows == 1 else 2, prefetch)
+    if choices.are_apart():             # sums of one unroll are the same in tiles of any height and width
+        return DotShape(1, min(n, APART_COLUMNS), dot_shape(type, k, m, 1, exact).unroll)
     if n == 2 and 2 * column_nbytes <= L1_NBYTES:
         rows = choices.rule(type).rows                              # F32 [2048 x 2048], Intel Xeon: 8 rows 1.2 x 1 row
-        return DotShape(1, 2, 4) if rows == 1 else DotShape(rows, 2, 1)
+        return DotShape(1, 2, min(4, 2 * dot.unroll)) if rows == 1 else DotShape(rows, 2, 1)
     wide = isa.ISA == "avx512"
     most = 8 if wide and not type.quantized else 4              # columns of a tile: 4 would convert rows of F16 twice
     cols = -(-n // -(-n // most))                               # of equal parts: 9 columns are 5 + 4, not 8 + 1
@@ -231,7 +239,7 @@ def kernel(t, n_threads):
         return None
     if t.op_params[1] == HINT_SRC0_IS_HADAMARD:
         return Kernel("mul_mat-hadamard", hadamard.make_kernel, cost=float(np.prod(b.ne)))
-    if b.ne[1] <= max_dot_columns(a.type, exact_columns(t)):
+    if choices.are_apart() or b.ne[1] <= max_dot_columns(a.type, exact_columns(t)):
         return _dot_kernel(t, n_threads)
     return _short_kernel(t) if mul_mat_short.fits(a, b) else _tile_kernel(t, n_threads)
 
@@ -259,7 +267,7 @@ def cases():
         for n in (1, 2, 3, 4, 6, 8, 9, 16, 18, 24, 31, 32, 65):
             yield case(ta, F32, 160 if ta.quantized else 172, 19, n)
         for k in (32, 64, 96, 128) if ta.quantized else (1, 8, 15, 33):
-            yield case(ta, F32, k, 16, 1)
+            yield case(ta, F32, k, 14, 1)
             yield case(ta, F32, k, 16, 12)
         for n in (1, 5, 17):
             yield case(ta, F32, 64, 33, n, (2, 1), (4, 3))

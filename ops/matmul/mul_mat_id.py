@@ -17,7 +17,7 @@ from ggjit.ops.core.shape import require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0, Tensor
-from ggjit.ops.matmul import mul_mat_dot, mul_mat_id_dot, mul_mat_id_tile
+from ggjit.ops.matmul import choices, mul_mat_dot, mul_mat_id_dot, mul_mat_id_tile
 from ggjit.ops.matmul.mul_mat import MAX_NMSE, column_types, dot_shape, max_dot_columns, weight_types
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
@@ -76,7 +76,8 @@ def kernel(t, n_threads):
         work = 0 if direct else mul_mat_dot.work_nbytes(dot, k, b.ne[1], n_threads)
         return Kernel(name.format("one", single) + "-direct" * direct,
                       lambda: mul_mat_id_dot.make_one(a.type, b.type, direct, single), _cost(t), work, modules)
-    if 2 * n_pairs <= 3 * max_dot_columns(a.type) * n_experts:      # tiles here take whole vectors: dots win longer
+    few = 2 * n_pairs <= 3 * max_dot_columns(a.type) * n_experts        # tiles here take whole vectors: dots win longer
+    if few or choices.are_apart():
         shape = dot_shape(a.type, k, m, 4)
         work = mul_mat_id_dot.many_nbytes(dot, k, n_experts, n_pairs, n_threads, shape)
         return Kernel(name.format("many", f"{shape}-{single}"),

@@ -9,24 +9,48 @@ the group, or its halves where these have scales of their own.  The panel of b h
 
     c += scale[part] d (word + sum u q)            or            c += scale d sum(u q) + offset word
 
-AVX-512 sums quads by VNNI.  AVX2 sums pairs in 16 bits, as many of them as the largest code allows, before it widens;
-it has no tile for codes of more than six bits or with signs: those types use the float tile there.
+AVX-512 sums quads by VNNI.  NEON does by sdot, whose second operand may be a lane: 16 codes of a row are one load, and
+codes have signs; with smmla, which multiplies two rows by two columns, the panel holds eights of codes.  AVX2 sums
+pairs in 16 bits, as many of them as the largest code allows, before it widens; it has no tile for codes of more than
+six bits or with signs: those types use the float tile there, and all do without sdot.
 """
 import functools
 
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.matmul import tile as panels
 from ggjit.ops.matmul.tile import LDC, NL, Tail, Tile
-from ggjit.ops.native import isa
+from ggjit.ops.native import isa, neon
 from ggjit.ops.native.jit import inline, ir_function
-from ggjit.ops.native.lanes import bitcast_ir, dpbusd_ir, i64, int_to_float_ir, madd_ir, maddubs_ir, splat_const, zero
+from ggjit.ops.native.lanes import (
+    bitcast_ir,
+    dpbusd_ir,
+    i32,
+    i64,
+    int_to_float_ir,
+    madd_ir,
+    maddubs_ir,
+    splat_const,
+    zero,
+)
 from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64
-from ggjit.ops.native.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.native.simd import (
+    B,
+    W,
+    counted_loop_ir,
+    fma_ir,
+    load_ir,
+    opaque_ir,
+    shuffle_ir,
+    splat_ir,
+    store_ir,
+    vec_ir,
+)
 from ggjit.ops.types.shared.blocks_super import Super, activations_ir
 from ggjit.ops.types.shared.quant32 import activation_ir
 
 KC = 512
-SIGNED_ZERO = 128                       # signed codes are stored with their sign bit flipped
+SIGNED = isa.ISA == "neon"              # the strip holds signed codes, their zero point subtracted
+SIGNED_ZERO = 128                       # else signed codes are stored with their sign bit flipped
 
 
 class UnitLayout:
@@ -36,7 +60,7 @@ class UnitLayout:
         self.blocks = blocks
         self.parts = 2 if blocks.halves else 1
         self.offsets = blocks.has_offsets
-        self.zero_point = SIGNED_ZERO if blocks.signed else blocks.zero_point
+        self.zero_point = 0 if SIGNED else SIGNED_ZERO if blocks.signed else blocks.zero_point
         self.words = self.parts if self.offsets or self.zero_point else 0
         self.w_nbytes = 32 + 4 * self.parts * (2 if self.offsets else 1)
         self.y_nbytes = 4 * NL * (8 + self.words + 1)
@@ -50,8 +74,13 @@ def _make_pack_y(layout, spread=1):
     big = isinstance(layout.blocks, Super)
     step = 256 if big else 32
 
-    def put_group(b, q, d, dst):
-        panels.put_quads_ir(b, q, dst, spread)
+    def put_group(b, q, d, dst, codes):
+        if eights:
+            quarters = bitcast_ir(b, b.trunc(q, vec_ir("i8", 32)), "i64", 4)
+            for i in range(4):
+                store_ir(b, b.extract_element(quarters, i32(i)), b.add(codes, i64(8 * NL * i)), 4)
+        else:
+            panels.put_quads_ir(b, q, codes, spread)
         ds = splat_ir(b, d, spread)
         if layout.words:
             n = 32 // layout.parts
@@ -62,22 +91,37 @@ def _make_pack_y(layout, spread=1):
                 store_ir(b, word, b.add(dst, i64(layout.y_word + 4 * NL * i)), 4)
         store_ir(b, ds, b.add(dst, i64(layout.y_d)), 4)
 
-    @ir_function
-    def put(b, src, dst):
+    def put_all(b, src, dst, codes):
         if big:
             groups, d = activations_ir(b, src)
         else:
             q, d = activation_ir(b, src)
             groups = [q]
         for g, q in enumerate(groups):
-            put_group(b, q, d, b.add(dst, i64(layout.y_nbytes * g)))
+            at = b.add(dst, i64(layout.y_nbytes * g))
+            put_group(b, q, d, at, at if codes is dst else b.add(codes, i64(layout.y_nbytes * g)))
+
+    @ir_function
+    def put(b, src, dst):
+        put_all(b, src, dst, dst)
+
+    @ir_function
+    def put_eights(b, src, unit, j):
+        """Half of a panel of NEON, four columns: eights of columns 0 and 1, those of the other half, 2 and 3."""
+        pair, odd = b.lshr(j, i64(1)), b.and_(j, i64(1))
+        codes = b.add(unit, b.add(b.mul(pair, i64(4 * NL)), b.mul(odd, i64(8))))
+        put_all(b, src, b.add(unit, b.mul(j, i64(4))), codes)
     y_nbytes, dst_step = layout.y_nbytes, step // 32 * layout.y_nbytes
+    eights = neon.HAS_SMMLA
 
     @inline
     def pack_y(src, stride, k, cols, dst):
         for j in range(cols):
             for i in range(k // step):
-                put(src + j * stride + 4 * step * i, dst + i * dst_step + 4 * spread * j)
+                if eights:
+                    put_eights(src + j * stride + 4 * step * i, dst + i * dst_step, j)
+                else:
+                    put(src + j * stride + 4 * step * i, dst + i * dst_step + 4 * spread * j)
         panels.blank_columns(spread * cols, k // 32, y_nbytes, dst)
     return pack_y
 
@@ -90,7 +134,9 @@ def _make_pack_w(layout):
         scales, offsets = blocks.part_factors_ir(b, src, parts)
         for g, codes in enumerate(blocks.codes_ir(b, src)):
             at = b.add(dst, i64(layout.w_nbytes * g))
-            if blocks.signed:
+            if SIGNED and blocks.zero_point:
+                codes = b.sub(codes, splat_const("i8", blocks.zero_point, 32))
+            elif blocks.signed and not SIGNED:
                 codes = b.xor(codes, splat_const("i8", -128, 32))
             store_ir(b, codes, at)
             for i, x in enumerate(scales[g] + (offsets[g] if layout.offsets else [])):
@@ -213,6 +259,77 @@ def _make_pairs_multiply(layout, n_rows, n_vectors, ldw):
     return multiply
 
 
+def _make_neon_multiply(layout, n_rows, n_vectors, ldw):
+    fv, iv = vec_ir("f32", 4), vec_ir("i32", 4)
+    n_acc, parts = n_rows * n_vectors, layout.parts
+    lines = 2 // parts                  # of 16 codes, in a part
+
+    def columns(b, y, offs, t):
+        return [load_ir(b, b.add(y, i64(offs + B * h)), t, B) for h in range(n_vectors)]
+
+    def rows_of_codes(b, w, line):
+        return [load_ir(b, b.add(w, i64(r * ldw + 16 * line)), iv, 4) for r in range(n_rows)]
+
+    def quad_sums(b, w, y, part):
+        q = [zero("i32", 4)] * n_acc
+        for line in range(lines * part, lines * (part + 1)):
+            ws = rows_of_codes(b, w, line)
+            for t in range(4):
+                ys = [bitcast_ir(b, v, "i8", 16) for v in columns(b, y, 4 * NL * (4 * line + t), iv)]
+                for r in range(n_rows):
+                    four = bitcast_ir(b, shuffle_ir(b, ws[r], ws[r], [t] * 4), "i8", 16)
+                    for h in range(n_vectors):
+                        q[r * n_vectors + h] = neon.quads_ir(b, q[r * n_vectors + h], ys[h], four)
+        return q
+
+    def matrix_sums(b, w, y, part):
+        """Of two rows and two columns in a register, which two registers of a row's columns are made of at last."""
+        low, high = [0, 1, 4, 5], [2, 3, 6, 7]
+        pairs, q = 2 * n_vectors, [zero("i32", 4)] * n_acc
+        for line in range(lines * part, lines * (part + 1)):
+            ws = rows_of_codes(b, w, line)
+            for t, half in enumerate((low, high)):
+                at = [8 * NL * (2 * line + t) + 4 * NL * (c % 2) + B * (c // 2) for c in range(pairs)]
+                ys = [bitcast_ir(b, load_ir(b, b.add(y, i64(offs)), iv, B), "i8", 16) for offs in at]
+                for r in range(0, n_rows, 2):
+                    eights = bitcast_ir(b, shuffle_ir(b, ws[r], ws[r + 1], half), "i8", 16)
+                    for c in range(pairs):
+                        i = r // 2 * pairs + c
+                        q[i] = neon.matrix_ir(b, q[i], eights, ys[c])
+        return [shuffle_ir(b, q[r // 2 * pairs + 2 * h], q[r // 2 * pairs + 2 * h + 1], high if r % 2 else low)
+                for r in range(n_rows) for h in range(n_vectors)]
+
+    def add_part(b, w, y, acc, part, dy):
+        q = matrix_sums(b, w, y, part) if neon.HAS_SMMLA else quad_sums(b, w, y, part)
+        word = columns(b, y, layout.y_word + 4 * NL * part, fv) if layout.offsets else None
+        for r in range(n_rows):
+            scale = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * part)), 4)
+            offset = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * (parts + part))), 4) if layout.offsets else None
+            for h in range(n_vectors):
+                i = r * n_vectors + h
+                acc[i] = fma_ir(b, b.fmul(scale, dy[h]), int_to_float_ir(b, q[i]), acc[i])
+                if offset is not None:
+                    acc[i] = fma_ir(b, offset, word[h], acc[i])
+
+    @ir_function
+    def multiply(b, w, _, y, units, c, first, next_w, stride):
+        prefetch = panels.prefetch_rows_ir(b, next_w, stride, n_rows)
+
+        def body(b, state):
+            w, y, o, *acc = state
+            prefetch(b, o)
+            dy = columns(b, y, layout.y_d, fv)
+            for part in range(parts):
+                add_part(b, w, y, acc, part, dy)
+            return [b.add(w, i64(layout.w_nbytes)), b.add(y, i64(layout.y_nbytes)),
+                    b.add(o, i64(layout.nbytes * 32 // layout.block)), *acc]
+        start = [(IR_I64, w), (IR_I64, y), (IR_I64, i64(0))] + [(fv, zero("f32", 4))] * n_acc
+        acc = counted_loop_ir(b, units, start, body)[3:]
+        panels.finish_ir(b, acc, [b.add(c, i64(r * LDC + B * h)) for r in range(n_rows) for h in range(n_vectors)],
+                         first)
+    return multiply
+
+
 def _pair_steps(layout):
     """How many pair sums of a part fit into 16 bits: 1, 2, 4 or 8."""
     steps = 8 // layout.parts
@@ -224,7 +341,9 @@ def _pair_steps(layout):
 def code_tile(type, n=NL):
     """The integer tile of a type for products of n columns, or None where the instruction set has none for it."""
     blocks, spread = traits_of(type).tile, panels.spread_of(n) if isa.ISA == "avx512" else 1
-    if blocks is None or isa.ISA == "generic" or (isa.ISA == "avx2" and (blocks.signed or blocks.max_code > 63)):
+    if blocks is None or not (isa.X86_LEVEL or neon.HAS_SDOT):
+        return None
+    if isa.ISA == "avx2" and (blocks.signed or blocks.max_code > 63):
         return None
     spread = min(spread, 4 if blocks.halves else 8)
     return _code_tile(blocks, spread, spread > 1 and n < W)
@@ -235,7 +354,8 @@ def _code_tile(blocks, spread, only):
     """spread, only: of the last vector and whether it is the only one (Tail)."""
     layout = UnitLayout(blocks)
     ldw = KC // 32 * layout.w_nbytes + 64
-    make, shapes = (_make_vnni_multiply, {1: 12, 2: 6}) if W == 16 else (_make_pairs_multiply, {1: 6, 2: 6})
+    make, shapes = {"avx512": (_make_vnni_multiply, {1: 12, 2: 6}), "avx2": (_make_pairs_multiply, {1: 6, 2: 6}),
+                    "neon": (_make_neon_multiply, {1: 8, 2: 4})}[isa.ISA]
     tail = None if spread == 1 else Tail(
         spread, only, 12, _make_pack_y(layout, spread), make(layout, 12, 1, ldw, spread, only))
     return Tile(unit=32, y_nbytes=layout.y_nbytes, w_nbytes=layout.w_nbytes, kc=KC, pack_y=_make_pack_y(layout),

@@ -2,7 +2,8 @@
 
 12 rows x 32 columns are 24 of the 32 AVX-512 registers, 6 x 16 are 12 of the 16 AVX registers; for each k that is two
 loads and 12 (6) broadcast operands for 24 (12) FMAs.  Many columns take 8 rows x 48: 11 loads for the same 24 FMAs.
-Both reach the peak of a core; beside a busy sibling thread the second is 9 % faster (Sapphire Rapids).
+Both reach the peak of a core; beside a busy sibling thread the second is 9 % faster (Sapphire Rapids).  NEON has 16
+sums of 8 rows x 8 columns or 18 of 6 x 12, beside them the rows: 16 or 18 loads for 64 or 72 FMAs.
 """
 import functools
 
@@ -11,20 +12,24 @@ from numba import types
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul.tile import LDC, NL, SPREAD_BELOW, Tail, Tile, finish_ir, repeat_ir, spread_of
+from ggjit.ops.native import isa
 from ggjit.ops.native.jit import inline, ir_function
 from ggjit.ops.native.lanes import i64, load_part_ir, min_ir, prefetch_ir, transpose_ir, zero
 from ggjit.ops.native.mem import IR_I64, st_f32
-from ggjit.ops.native.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, store_ir, vec_ir
+from ggjit.ops.native.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, shuffle_ir, store_ir, vec_ir
 
-ROWS = 12 if W == 16 else 6
+ROWS, WIDE_ROWS = (8, 6) if isa.ISA == "neon" else (12 if W == 16 else 6, 8)
 FLOAT_UNIT, FLOAT_KC = W, 384 if W == 16 else 256       # a unit of AVX-512 is a cache line of each row
 NARROW_KC = 256                         # n = 16, two threads: 3 % faster than 384; n = 24, F16: 8 %
-WIDE_ROWS, WIDE_KC = 8, 256             # n = 512, one thread: 192: 4 % slower, 3 % faster beside a busy sibling
+WIDE_KC = 256                          # n = 512, one thread: 192: 4 % slower, 3 % faster beside a busy sibling
+LANE_OPERANDS = isa.ISA == "neon"       # an FMA takes a lane of a register: W elements of a row are one load
 WIDE = SPREAD_BELOW                     # columns from which panels of 3 W, evened, are faster; these have no tail
 
 
 def _shape(n):
     """(rows of a tile, columns of a panel, elements of a strip's row) of a product of n columns."""
+    if LANE_OPERANDS:
+        return (WIDE_ROWS, 3 * W, WIDE_KC) if n >= WIDE else (ROWS, NL if n > W else W, FLOAT_KC)
     if W == 16 and n >= WIDE:
         return WIDE_ROWS, 3 * W, WIDE_KC
     columns = NL if n > W else W                        # W columns in half the cache
@@ -54,6 +59,8 @@ def _make_float_multiply(n_rows, n_vectors, columns, unit_nbytes, spread=1, pref
             y, next_w = state[:2]
             bases, acc = list(state[2:2 + threes]), list(state[2 + threes:])
             at_next = next_w
+            rows = [b.add(bases[r // 3], apart[r % 3]) for r in range(n_rows)]
+            lines = [load_ir(b, p, v) for p in rows] if LANE_OPERANDS else None
             for u in range(0, FLOAT_UNIT, spread):
                 if prefetching and u in points:
                     for o in next_apart[:n_rows - 3 * points.index(u)]:
@@ -62,7 +69,10 @@ def _make_float_multiply(n_rows, n_vectors, columns, unit_nbytes, spread=1, pref
                 at = 4 * columns * u // spread
                 ys = [load_ir(b, b.add(y, i64(at + B * h)), v, B) for h in range(n_vectors)]
                 for r in range(n_rows):
-                    s = repeat_ir(b, b.add(b.add(bases[r // 3], apart[r % 3]), i64(4 * u)), "f32", spread)
+                    if LANE_OPERANDS:
+                        s = shuffle_ir(b, lines[r], lines[r], [u + i % spread for i in range(W)])
+                    else:
+                        s = repeat_ir(b, b.add(rows[r], i64(4 * u)), "f32", spread)
                     for h in range(n_vectors):
                         i = r * n_vectors + h
                         acc[i] = fma_ir(b, s, ys[h], acc[i])

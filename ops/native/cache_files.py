@@ -5,6 +5,7 @@
 Folder and file belong to this user (or root), and no other user may write them; links are not followed.  Both are
 checked on the descriptors that are read from.  Payloads are parts with their lengths in front: nothing is unpickled.
 """
+import errno
 import hashlib
 import os
 import pathlib
@@ -39,6 +40,7 @@ def read(path):
     try:
         if folder is not None:
             _require_private(os.fstat(folder), path.parent)
+            _require_own(path.parent.parent)
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         file = os.open(path.name, flags, dir_fd=folder) if _AT else os.open(path, flags)
     except FileNotFoundError:
@@ -59,10 +61,15 @@ def read(path):
 
 
 def write(path, payload):
-    """Write a file, whole or not at all, for this user alone.  Errors: OSError."""
+    """Write a file, whole or not at all, for this user alone.  Errors: OSError; PermissionError where the folder above
+    belongs to another user."""
     if not path.parent.is_dir():
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
+    try:
+        _require_own(path.parent.parent)
+    except Unusable as e:
+        raise PermissionError(errno.EPERM, str(e), str(path)) from None
     write_whole(path, _head(path, payload) + payload, mode=0o600, durable=False, devices=False)
 
 
@@ -87,6 +94,19 @@ def unpack(payload, n):
 
 def _head(path, payload):
     return _MAGIC + hashlib.sha256(path.name.encode() + b"\0" + payload).digest()
+
+
+def _require_own(folder):
+    """Unusable, where another user can put another folder in the place of one in `folder`: it is theirs, or everybody
+    may write it and it has no sticky bit."""
+    found = os.stat(folder)
+    if os.name != "posix":
+        return
+    if found.st_uid not in (os.geteuid(), 0):
+        raise Unusable(f"{folder}, the folder above it, belongs to another user and is not used")
+    if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
+        raise Unusable(f"{folder}, the folder above it, may be written by other users and is not used (chmod o-w mends "
+                       f"it)")
 
 
 def _require_private(found, path):

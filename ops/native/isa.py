@@ -10,6 +10,10 @@ machine code made on one runs on all, from a cache or a kernel pack (ggjit.ops.n
     avx512bf16   those below, bf16, gfni, ifma, vbmi, vbmi2, bitalg, vpopcntdq     Sapphire Rapids, Zen 4 and later
     avx512       x86-64-v4, vnni, prfchw                                           Cascade Lake, Ice Lake
     avx2         x86-64-v3                                                         Haswell, Zen and later
+    neon-v8.6    those below, i8mm, bf16                                           Neoverse V1 and V2, Apple M2
+    neon-v8.4    those below, fp16fml                                              Apple M1
+    neon-v8.2    those below, dotprod, fullfp16, lse, rcpc                         Neoverse N1, Cortex-A76
+    neon         armv8-a                                                           Cortex-A72
 
 Where no level fits (another architecture, a virtual machine that hides features) they use what is there.
 
@@ -23,32 +27,41 @@ for that one.
 import numba
 from llvmlite import binding as llvm
 
+from ggjit.ops.core import machine
 from ggjit.ops.core.errors import ParamError
-from ggjit.ops.core.settings import ISAS as NAMES
-from ggjit.ops.core.settings import asked_isa
+from ggjit.ops.core.settings import ISAS, asked_isa
 
 _V3 = frozenset("64bit cmov cx8 fxsr mmx sse sse2 cx16 sahf popcnt sse3 ssse3 sse4.1 sse4.2 crc32 avx avx2 bmi bmi2 "
                 "f16c fma lzcnt movbe xsave".split())
 _WIDE = {"evex512"} & set(llvm.get_host_cpu_features())           # LLVM 18 to 21: vectors of 512 bits, to be said
 _V4 = _V3 | _WIDE | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni", "prfchw"}
+_NEON = frozenset({"neon", "fp-armv8"})
+_V82 = _NEON | {"dotprod", "fullfp16", "lse", "rcpc"}
+_V86 = _V82 | {"fp16fml", "i8mm", "bf16"}
 # What kernels use, the best first: packs are made for each
 LEVELS = {"avx512bf16": _V4 | {"avx512bf16", "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2",
-                               "avx512vpopcntdq", "gfni"}, "avx512": _V4, "avx2": _V3}
+                               "avx512vpopcntdq", "gfni"}, "avx512": _V4, "avx2": _V3,
+          "neon-v8.6": _V86, "neon-v8.4": _V82 | {"fp16fml"}, "neon-v8.2": _V82, "neon": _NEON}
 _NEEDED = {"avx512": _WIDE | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"},
-           "avx2": {"avx2", "fma", "f16c"}}
-MODELS = {"avx512bf16": "sapphirerapids", "avx512": "icelake-server", "avx2": "haswell"}      # what LLVM schedules for
+           "avx2": {"avx2", "fma", "f16c"}, "neon": _NEON}
+MODELS = {"avx512bf16": "sapphirerapids", "avx512": "icelake-server", "avx2": "haswell",      # what LLVM schedules for
+          "neon-v8.6": "neoverse-v2", "neon-v8.4": "apple-m1", "neon-v8.2": "neoverse-n1", "neon": "cortex-a72"}
+ARM64 = llvm.get_process_triple().startswith(("aarch64", "arm64"))
+NAMES = tuple(name for name in ISAS if name == "generic" or (name == "neon") == ARM64)      # of this architecture
+_NAMED_BY_MODELS = _V86 | {"sve"} if ARM64 else frozenset()     # what names in MODELS bring, said or denied
 
 
 def features_text(on):
     """The features `on` and no others, in the words of NUMBA_CPU_FEATURES: a processor's name alone brings more."""
-    known = llvm.get_host_cpu_features()
+    known = _NAMED_BY_MODELS.union(llvm.get_host_cpu_features())
     return ",".join([f"+{f}" for f in sorted(on)] + [f"-{f}" for f in sorted(known) if f not in on])
 
 
 def _host_features():
     if numba.config.CPU_FEATURES is not None:
         return frozenset(f[1:] for f in numba.config.CPU_FEATURES.split(",") if f.startswith("+"))
-    return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    found = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    return found | _NEON | machine.arm_features() if ARM64 else found
 
 
 def _choose(features):
@@ -56,7 +69,7 @@ def _choose(features):
     asked = asked_isa()
     if not asked or asked == best:
         return best
-    if NAMES.index(asked) < NAMES.index(best):
+    if asked not in NAMES[NAMES.index(best):]:
         raise ParamError(f"GGJIT_CPU={asked}: this processor supports {best} at most; unset GGJIT_CPU")
     return asked
 
@@ -76,10 +89,10 @@ ISA = _choose(HOST_FEATURES)
 LEVEL, FEATURES = _level(ISA, HOST_FEATURES)
 _MODEL = MODELS.get(LEVEL) or MODELS.get(ISA, PROCESSOR)
 SCHEDULED_AS = _MODEL if PROCESSOR.startswith("znver") else numba.config.CPU_NAME or _MODEL     # what LLVM is told
-W = {"avx512": 16, "avx2": 8, "generic": 8 if "avx" in FEATURES else 4}[ISA]    # f32 lanes of a vector
+W = {"avx512": 16, "avx2": 8, "neon": 4, "generic": 8 if "avx" in FEATURES else 4}[ISA]    # f32 lanes of a vector
 X86 = any(f.startswith("sse") for f in FEATURES)
-ARM64 = llvm.get_process_triple().startswith(("aarch64", "arm64"))
-BF16_DOT = ISA == "avx512" and "avx512bf16" in FEATURES
+X86_LEVEL = ISA in ("avx512", "avx2")                       # kernels may hold x86's own instructions
+BF16_DOT = (ISA == "avx512" and "avx512bf16" in FEATURES) or (ISA == "neon" and "bf16" in FEATURES)
 
 # settings of Numba (NUMBA_...) that change the code
 _SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML")

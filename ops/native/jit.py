@@ -25,7 +25,6 @@ import pathlib
 import re
 import sys
 import time
-import warnings
 
 import llvmlite
 import numba
@@ -41,6 +40,7 @@ from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.interrupts import defer_interrupts
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.settings import asked_isa
+from ggjit.ops.core.user_warnings import warn
 from ggjit.ops.native import cache_files, isa, waiting
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, codegen, unknown
 from ggjit.ops.native.kernel_pack import SHIPPED
@@ -56,7 +56,7 @@ def _helper(**options):
 
 
 inline = _helper(fastmath=FASTMATH)
-exact = _helper(fastmath=False)                  # without fastmath of its own it would inherit its caller's
+exact = _helper(fastmath=False)                  # a function that sets no fastmath itself is compiled with its caller's
 # a helper called per tensor with a table of arrays: a real call would hand over every array in seven words
 inlined = _helper(fastmath=False, forceinline=True)
 
@@ -232,7 +232,7 @@ class _ObjectCache:
 
     def _codegen(self):
         if shortfall():
-            warnings.warn(shortfall(), stacklevel=2)
+            warn(shortfall())
         from numba.core.runtime import rtsys
         rtsys.initialize(cpu_target.target_context)      # objects refer to NRT symbols; LLVM aborts without them
         for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals"):
@@ -321,7 +321,7 @@ class _ObjectCache:
     def _warn(self, path, what):
         if not self._warned:
             self._warned = True
-            warnings.warn(f"kernel cache {path.parent}: {what}; GGJIT_CACHE_DIR chooses another place", stacklevel=3)
+            warn(f"kernel cache {path.parent}: {what}; GGJIT_CACHE_DIR chooses another place")
 
 
 CACHE = _ObjectCache()

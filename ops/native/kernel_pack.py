@@ -28,7 +28,7 @@ from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.whole_file import write_whole
 from ggjit.ops.native import cache_files, isa
 
-_MAGIC = b"ggjit-kernels\x02\n"
+_MAGIC = b"ggjit-kernels\x03\n"
 _HEAD = len(_MAGIC) + 32
 _OPS = pathlib.Path(__file__).parents[1]
 NAME = re.compile(r"[A-Za-z0-9_<>+-][\w.<>+-]*-[0-9a-f]{20}\.o")
@@ -55,22 +55,27 @@ def write(path, kernels):
     """Write {file name in the cache: payload} as a pack.  Errors: OSError."""
     import lzma  # a part of Python that some builds lack
     code = lzma.compress(cache_files.pack(*kernels.values()), preset=9)
-    rest = cache_files.pack(json.dumps(facts()).encode(), json.dumps(list(kernels)).encode(), code)
+    manifest = {name: hashlib.sha256(payload).hexdigest() for name, payload in kernels.items()}
+    rest = cache_files.pack(json.dumps(facts()).encode(), json.dumps(manifest).encode(), code)
     write_whole(pathlib.Path(path), _MAGIC + hashlib.sha256(rest).digest() + rest)
 
 
 def read(path):
     """{file name in the cache: payload} of a pack.  Errors: BadFile, OSError."""
-    names, code = _opened(path)
+    manifest, code = _opened(path)
     try:
         import lzma
         plain = lzma.LZMADecompressor(memlimit=1 << 28)
-        return dict(zip(names, cache_files.unpack(plain.decompress(code, MAX_NBYTES), len(names)), strict=True))
+        payloads = cache_files.unpack(plain.decompress(code, MAX_NBYTES), len(manifest))
     except ImportError:
         raise BadFile(f"{path}: this Python was built without lzma, which unpacks it; use one that has it, or "
                       f"let the kernels be compiled") from None
     except (lzma.LZMAError, cache_files.Unusable, EOFError):
         raise _damaged(path) from None
+    for (name, digest), payload in zip(manifest.items(), payloads, strict=True):
+        if hashlib.sha256(payload).hexdigest() != digest:
+            raise BadFile(f"{path}: kernel {name} is not the one that the pack's manifest lists; get the pack again")
+    return dict(zip(manifest, payloads, strict=True))
 
 
 def install(path):
@@ -98,15 +103,18 @@ def _damaged(path):
 
 
 def _opened(path):
-    """(names, compressed kernels) of a pack for this machine and version.  Errors: BadFile, OSError."""
+    """({name: SHA-256 of its payload}, compressed kernels) of a pack for this machine and version.
+
+    Errors: BadFile, OSError.
+    """
     content = _content(path)
     if not content.startswith(_MAGIC):
         raise BadFile(f"{path}: no kernel pack of this version; `ggjit cache export FILE` writes one")
     if hashlib.sha256(content[_HEAD:]).digest() != content[len(_MAGIC):_HEAD]:
         raise _damaged(path)
     try:
-        made_for, names, code = cache_files.unpack(content[_HEAD:], 3)
-        made_for, names = json.loads(made_for), json.loads(names)
+        made_for, manifest, code = cache_files.unpack(content[_HEAD:], 3)
+        made_for, manifest = json.loads(made_for), json.loads(manifest)
     except (ValueError, cache_files.Unusable):
         raise _damaged(path) from None
     here = facts()
@@ -115,12 +123,12 @@ def _opened(path):
         differs = ", ".join(f"{k} {made_for.get(k)} (here {v})" for k, v in here.items() if made_for.get(k) != v)
         raise BadFile(f"{path}: kernels for another machine or version: {differs or 'unknown facts'}; export a pack on "
                       f"a machine like this one, with the same versions")
-    if not isinstance(names, list):
+    if not isinstance(manifest, dict):
         raise _damaged(path)
-    for name in names:
-        if not isinstance(name, str) or not NAME.fullmatch(name):
+    for name in manifest:
+        if not NAME.fullmatch(name):
             raise BadFile(f"{path}: {name!r} is no name of a kernel; the pack was not written by `ggjit cache export`")
-    return names, code
+    return manifest, code
 
 
 def _content(path):

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numba import types
 
-from ggjit.ops.core.builders import in_place_pair, looks_further
+from ggjit.ops.core.builders import in_place_pair, writes_in_c
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import last_axis
@@ -104,7 +104,7 @@ def _soft_max_ext(a: Tensor, mask: Tensor | None, scale: float, max_bias: float,
 soft_max_ext, soft_max_ext_inplace = in_place_pair(_soft_max_ext)
 
 
-@looks_further
+@writes_in_c
 def soft_max_add_sinks(a: Tensor, sinks: Tensor):
     """The soft_max node `a` with a sink logit per head, sinks F32 [heads]; `sinks` None returns a itself.
 

@@ -10,7 +10,7 @@ from numba import types
 
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.native.jit import exact
-from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_const, splat_half_ir
+from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_const
 from ggjit.ops.native.mem import ld_f32, ld_i8, ld_u8, st_f16, st_f32, st_i16
 from ggjit.ops.native.simd import IR, const_ir, load_ir, splat_ir, vec_ir
 from ggjit.ops.types.shared import quant_search as qs
@@ -192,7 +192,7 @@ def _unweighted(quantise):
 
 def _traits():
     files, here = _make_nl(7), _make_nl(-1)
-    nl = Plain(IQ4_NL, lambda b, p: [_nl_codes_ir(b, p)], lambda b, p, n: [splat_half_ir(b, p, n)], signed=True)
+    nl = Plain(IQ4_NL, lambda b, p: [_nl_codes_ir(b, p)], signed=True)
     yield nl.traits(_unweighted(here), quantize=_unweighted(files), quantize_weighted=files)
     yield Super(IQ4_XS, lambda b, p: [_levels_ir(b, b.add(p, i64(8 + 16 * g))) for g in range(8)], _xs_scales_ir,
                 half_at(0), signed=True).traits(_unweighted(_xs), quantize_weighted=_xs)

@@ -156,7 +156,6 @@ def _dot_256():
                mac_ir=mac, prepare=quant32.make_prepare(2, 128, store), lanes=8)
 
 
-_BLOCKS = Plain(Q4_0, lambda b, p: [codes_ir(b, p)], lambda b, p, n: [lanes.splat_half_ir(b, p, n)], zero_point=8,
-                max_code=15)
+_BLOCKS = Plain(Q4_0, lambda b, p: [codes_ir(b, p)], zero_point=8, max_code=15)
 TRAITS = (_BLOCKS.traits(from_float, dot=quant32.fast_dot(NBYTES, codes_ir, 8, _dot_512, _dot_256),
                          np_to_float=np_to_float, np_from_float=np_from_float, quantize_weighted=quantize_weighted),)

@@ -8,7 +8,7 @@ from numba import types
 
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.native.jit import exact
-from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_half_ir
+from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir
 from ggjit.ops.native.mem import IR_I32, ld_u8, st_f16, st_i8, st_i32
 from ggjit.ops.native.simd import load_ir, vec_ir
 from ggjit.ops.types.shared import quant_search as qs
@@ -30,10 +30,6 @@ def _five_bits_at(offs):
     def codes(b, p):
         return b.or_(low(b, p), mask_bytes_ir(b, load_ir(b, b.add(p, i64(offs)), IR_I32), 16))
     return codes
-
-
-def _factors(b, p, n):
-    return [splat_half_ir(b, p, n)]
 
 
 def _groups(codes):
@@ -123,9 +119,9 @@ def _traits():
     nibbles, q5_0, q5_1 = _nibbles_at(4), _five_bits_at(2), _five_bits_at(4)
     for type, codes, nmax in ((Q4_1, nibbles, 15), (Q5_1, q5_1, 31)):
         from_float, weighted = _make_with_min(type.nbytes, nmax)
-        blocks = Plain(type, _groups(codes), _factors, has_offsets=True, max_code=nmax)
+        blocks = Plain(type, _groups(codes), has_offsets=True, max_code=nmax)
         yield blocks.traits(from_float, quantize_weighted=weighted)
-    yield Plain(Q5_0, _groups(q5_0), _factors, zero_point=16, max_code=31).traits(
+    yield Plain(Q5_0, _groups(q5_0), zero_point=16, max_code=31).traits(
         _q5_0_from_float, quantize_weighted=_q5_0_weighted)
 
 

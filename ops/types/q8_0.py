@@ -7,7 +7,7 @@ import numpy as np
 from llvmlite import ir
 
 from ggjit.ops.core.types import Q8_0
-from ggjit.ops.native import lanes
+from ggjit.ops.native import isa, lanes
 from ggjit.ops.native.jit import exact, ir_function
 from ggjit.ops.native.mem import IR_I32, call_intrinsic
 from ggjit.ops.native.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
@@ -134,7 +134,9 @@ def _dot_256():
                load_y_ir=load_y, mac_ir=mac, prepare=quant32.make_prepare(1, 64, _store_256), lanes=8)
 
 
-_BLOCKS = Plain(Q8_0, lambda b, p: [codes_ir(b, p)], lambda b, p, n: [lanes.splat_half_ir(b, p, n)], zero_point=128,
-                max_code=255)
+if isa.ISA == "neon":                   # multiplies signed bytes
+    _BLOCKS = Plain(Q8_0, lambda b, p: [load_q_ir(b, p)], signed=True)
+else:
+    _BLOCKS = Plain(Q8_0, lambda b, p: [codes_ir(b, p)], zero_point=128, max_code=255)
 TRAITS = (_BLOCKS.traits(from_float, dot=quant32.fast_dot(NBYTES, codes_ir, 128, _dot_512, _dot_256),
                          np_to_float=np_to_float, np_from_float=np_from_float, quantize=quantize),)

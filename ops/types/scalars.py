@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64
-from ggjit.ops.native import isa, mem, simd
+from ggjit.ops.native import isa, mem, neon, simd
 from ggjit.ops.native.jit import exact, ir_function
 from ggjit.ops.native.lanes import load_part_ir, packed_dot_ir, splat_const
 from ggjit.ops.native.simd import W
@@ -101,7 +101,7 @@ def _float_dot(elem, nbytes, prepare, ahead_nbytes=None, columns=None):
     (load_w, tail_w), (load_y, tail_y) = _reads(elem), _reads(columns or elem)
     return Dot(step=W, w_nbytes=W * nbytes, y_nbytes=W * (4 if columns else nbytes), prepare=prepare, load_w_ir=load_w,
                tail_w_ir=tail_w, load_y_ir=load_y, tail_y_ir=tail_y, locality=NEAR, ahead_nbytes=ahead_nbytes,
-               mac_ir=lambda b, acc, w, y: simd.fma_ir(b, w, y, acc))
+               mac_ir=lambda b, acc, w, y: simd.fma_ir(b, w, y, acc), unroll=8 if isa.ISA == "neon" else 2)
 
 
 def _reads(elem):
@@ -164,29 +164,53 @@ def _zero_part(b, addr):
 _bf16_from_float = _row(simd.ldf, simd.stb, mem.ld_f32, st_bf16, 4, 2)
 
 
-@exact
-def _prepare_bf16(src, dst, k):
-    if k % 32 != 0:
-        _zero_part(dst + k // 32 * 64)
-    _bf16_from_float(src, dst, k)
+def _padded(from_float):
+    """Rows of 16-bit elements with zeros up to a whole line behind them."""
+    @exact
+    def prepare(src, dst, k):
+        if k % 32 != 0:
+            _zero_part(dst + k // 32 * 64)
+        from_float(src, dst, k)
+    return prepare
+
+
+def _pair_dot(elem, n, mac_ir, prepare, unroll, **more):
+    """Products of n elements of 16 bits (ir type elem) a step, of which an instruction sums some in each lane."""
+    v = ir.VectorType(elem, n)
+
+    def load(b, p):
+        return b.bitcast(simd.load_ir(b, p, simd.vec_ir("i16", n)), v)
+    return Dot(step=n, w_nbytes=2 * n, y_nbytes=2 * n, prepare=prepare, load_w_ir=load, load_y_ir=load, locality=NEAR,
+               tail_w_ir=lambda b, p, left: b.bitcast(load_part_ir(b, p, "i16", n, left), v), mac_ir=mac_ir,
+               unroll=unroll, **more)
 
 
 def _bf16_dot():
-    """vdpbf16ps: 32 products an instruction, pairs summed in float32."""
-    pairs = ir.VectorType(_BFloat(), 32)
+    """vdpbf16ps, bfdot: 32 or 8 products an instruction, pairs summed in float32."""
+    if isa.ISA == "neon":
+        return _pair_dot(_BFloat(), 8, neon.bf16_pairs_ir, _prepare_bf16, 8)
+    return _pair_dot(_BFloat(), 32, lambda b, acc, w, y: packed_dot_ir(b, "avx512bf16.dpbf16ps", acc, w, y),
+                     _prepare_bf16, 2)
 
-    def load(b, p):
-        return b.bitcast(simd.load_ir(b, p, simd.vec_ir("i16", 32)), pairs)
-    return Dot(
-        step=32, w_nbytes=64, y_nbytes=64, prepare=_prepare_bf16, load_w_ir=load, load_y_ir=load, locality=NEAR,
-        tail_w_ir=lambda b, p, n: b.bitcast(load_part_ir(b, p, "i16", 32, n), pairs),
-        mac_ir=lambda b, acc, w, y: packed_dot_ir(b, "avx512bf16.dpbf16ps", acc, w, y))
+
+def _f16_dot():
+    if neon.HAS_FMLAL:
+        return _pair_dot(ir.HalfType(), 8, neon.f16_products_ir, _prepare_f16, 4, lanes=8)
+    if isa.ISA == "neon":               # a conversion takes as long as two FMAs: columns are converted once
+        return _float_dot("f16", 2, _round_row_f16, columns="f32")
+    return _float_dot("f16", 2, _f16_from_float)
 
 
 F32_DOT = _float_dot("f32", 4, None, F32_AHEAD_NBYTES)
 _f16_from_float = _row(simd.ldf, simd.sth, mem.ld_f32, mem.st_f16, 4, 2)
-F16_DOT = _float_dot("f16", 2, _f16_from_float)
-BF16_DOT = _bf16_dot() if isa.BF16_DOT else _float_dot("bf16", 2, _bf16_from_float)
+_prepare_bf16, _prepare_f16 = _padded(_bf16_from_float), _padded(_f16_from_float)
+F16_DOT = _f16_dot()
+if isa.BF16_DOT:
+    BF16_DOT = _bf16_dot()
+elif isa.ISA == "neon":
+    BF16_DOT = _float_dot("bf16", 2, _round_row_bf16, columns="f32")
+else:
+    BF16_DOT = _float_dot("bf16", 2, _bf16_from_float)
 F16_DOT_F32, BF16_DOT_F32 = (_float_dot(elem, 2, None, columns="f32") for elem in ("f16", "bf16"))
 
 

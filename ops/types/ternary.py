@@ -12,7 +12,7 @@ from numba import types
 
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.native.jit import exact
-from ggjit.ops.native.lanes import concat_ir, i64, splat_const, splat_half_ir
+from ggjit.ops.native.lanes import concat_ir, i64, splat_const
 from ggjit.ops.native.mem import IR_I32, st_f16
 from ggjit.ops.native.simd import const_ir, load_ir, shuffle_ir, vec_ir
 from ggjit.ops.types.shared.blocks import mask_bytes_ir
@@ -139,15 +139,9 @@ def q2_from_float(src, dst, k):
             put(to, 2 + j, q)
 
 
-def _factors(n_groups):
-    def factors(b, p, n):
-        return [splat_half_ir(b, p, n)] * n_groups
-    return factors
-
-
 TRAITS = (
     Super(BY_NAME["tq1_0"], _tq1_codes_ir, None, half_at(52), zero_point=1, max_code=2).traits(tq1_from_float),
     Super(BY_NAME["tq2_0"], lambda b, p: two_bits_ir(b, p, 0), None, half_at(64), zero_point=1,
           max_code=3).traits(tq2_from_float),
-    Plain(BY_NAME["q1_0"], _q1_codes_ir, _factors(4), zero_point=1, max_code=2).traits(q1_from_float),
-    Plain(BY_NAME["q2_0"], _q2_codes_ir, _factors(2), zero_point=1, max_code=3).traits(q2_from_float))
+    Plain(BY_NAME["q1_0"], _q1_codes_ir, zero_point=1, max_code=2).traits(q1_from_float),
+    Plain(BY_NAME["q2_0"], _q2_codes_ir, zero_point=1, max_code=3).traits(q2_from_float))

@@ -7,7 +7,7 @@ from helpers.requirements import benchmark
 
 from ggjit.alloc import IN_PLACE_OPS
 from ggjit.alloc.ggml.alias import MODERN, THROUGH_VIEWS
-from ggjit.alloc.ggml.problem import ggml_plan
+from ggjit.alloc.ggml.problem import Problem, ggml_plan
 from ggjit.alloc.orders.exact_order import Bytes, least_peak
 from ggjit.alloc.orders.memory_order import VIEW_OP, legal_edges, memory_order
 from ggjit.alloc.orders.order_bound import Reach, fewest_before, forced, members
@@ -92,7 +92,7 @@ def test_widest_branch_first():
 
 
 def problem(g):
-    return PlanRequest(g.table, np.array(g.nodes), g.leafs, g.sizes, alignment=1).problem(IN_PLACE_OPS)
+    return Problem(PlanRequest(g.table, np.array(g.nodes), g.leafs, g.sizes, alignment=1), IN_PLACE_OPS)
 
 
 def test_the_exact_search_agrees_with_all_orders_there_are():
@@ -214,7 +214,7 @@ def test_the_live_bytes_of_an_order_are_the_lower_bound_of_its_plan(seeds):
         order = memory_order(problem(g)).order if seed % 2 else np.arange(len(g.nodes))
         nodes, sizes = np.array(g.nodes)[order], (g.sizes[0][order], g.sizes[1])
         request = PlanRequest(g.table, nodes, g.leafs, sizes, alignment=1)
-        bounds = [ggml_plan(request.problem(IN_PLACE_OPS), "ggml", [None], rule=rule).lower_bound
+        bounds = [ggml_plan(Problem(request, IN_PLACE_OPS), "ggml", [None], rule=rule).lower_bound
                   for rule in (MODERN, THROUGH_VIEWS)]
         assert nbytes.peak(order) == min(bounds), seed
 

@@ -37,7 +37,7 @@ def site(tmp_path_factory):
         pytest.skip("no browser: chromium is not installed")
     folder = tmp_path_factory.mktemp("site")
     subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "-f", ROOT / "docs" / "site" / "mkdocs.yml", "-d",
-                    folder], check=True, capture_output=True, timeout=120)
+                    folder], check=True, capture_output=True, timeout=300)
     return folder
 
 

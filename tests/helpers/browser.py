@@ -31,7 +31,7 @@ def in_browser(page, script, folder, dark=False, width=1300):
     file.write_text(page.replace("<head>", "<head>" + RUN % script, 1), encoding="utf-8")
     theme = ("--blink-settings=preferredColorScheme=0",) if dark else ()
     done = subprocess.run([BROWSER, *FLAGS, *theme, f"--window-size={width},4000", file.as_uri()], text=True,
-                          capture_output=True, timeout=60)
+                          capture_output=True, timeout=300)
     error = re.search(r'data-error="([^"]*)"', done.stdout)
     assert error is None, error[1]
     found = re.search(r'<pre id="found">([^<]*)</pre>', done.stdout)

@@ -1,6 +1,7 @@
 """Small Hugging Face folders of every architecture that can be converted, and what transformers makes of them.
 
-    python hf_folders.py            writes hf_shapes.json and ../models/hf_goldens.json (needs torch and transformers)
+    python hf_folders.py [NAME...]  writes hf_shapes.json and ../models/hf_goldens.json, whole or those entries of them
+                                    (needs torch and transformers)
 
 hf_shapes.json has config.json and the shapes of the tensors as transformers saves them, for the folders of MORE.
 """
@@ -136,6 +137,12 @@ MORE = {
                                        "sep_token_id": 2}),
     "t5": ("T5EncoderModel", {"d_model": D, "d_kv": 8, "d_ff": FF, "num_layers": LAYERS, "num_heads": HEADS,
                               "feed_forward_proj": "gated-gelu"}),
+    "roberta": ("RobertaModel", {}), "xlm_roberta_rank": ("XLMRobertaForSequenceClassification", {"num_labels": 1}),
+    "bert_rank": ("BertForSequenceClassification", {"num_labels": 3}),
+    "modernbert_rank": ("ModernBertForSequenceClassification", {
+        "num_hidden_layers": 4, "local_attention": 4, "cls_token_id": 1, "sep_token_id": 2, "num_labels": 1,
+        "classifier_pooling": "mean"}),
+    "qwen3_rank": ("Qwen3ForSequenceClassification", {"head_dim": HD, "num_labels": 1}),
     "nomic_bert": ("NomicBertModel", {}), "eurobert": ("EuroBertModel", {}),
     "gemma3n_text": ("Gemma3nForCausalLM", _NEAR_AND_FULL | {
         "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB - 3,
@@ -154,11 +161,13 @@ MORE = {
                           "deepstack_visual_indexes": [0], "num_position_embeddings": 4}})}
 # sizes these do not have
 _UNKNOWN = {"gpt_neox": ("num_key_value_heads",), "nomic_bert": ("num_key_value_heads",),
-            "modernbert": ("num_key_value_heads",), "mamba": ("intermediate_size",),
+            **dict.fromkeys(("roberta", "xlm_roberta_rank", "bert_rank", "modernbert", "modernbert_rank"),
+                            ("num_key_value_heads",)), "mamba": ("intermediate_size",),
             "falcon_mamba": ("intermediate_size",), "mamba2": ("intermediate_size", "num_key_value_heads"),
             "qwen3_vl": tuple(SIZES)}
-ENCODERS = {"bert", "modernbert", "t5", "nomic_bert", "eurobert"}
+ENCODERS = {"bert", "roberta", "modernbert", "t5", "nomic_bert", "eurobert"}
 NAMES = [*FOLDERS, *MORE]
+RANKS = {name for name in MORE if name.endswith("_rank")}        # their results: what the classifier says
 FROM_ONE = ("nemotron", "qwen3_next")       # norms are stored as what they differ from 1
 
 
@@ -235,6 +244,44 @@ def jina_bert(folder, save, seed=0):
     return write_folder(folder, about, x, save), x
 
 
+def moonshine(folder, save, seed=0):
+    """A folder of Moonshine, with a tokenizer of bytes."""
+    d, ff, n, vocab = 72, 96, 2, 300
+    linear = {f"{p}_proj.weight": (d, d) for p in "qkvo"}
+    layer = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,), "mlp.fc2.weight": (d, ff),
+             "mlp.fc2.bias": (d,), **{f"self_attn.{k}": s for k, s in linear.items()}}
+    heard = layer | {"mlp.fc1.weight": (ff, d), "mlp.fc1.bias": (ff,)}
+    written = layer | {"mlp.fc1.weight": (2 * ff, d), "mlp.fc1.bias": (2 * ff,), "final_layernorm.weight": (d,),
+                       **{f"encoder_attn.{k}": s for k, s in linear.items()}}
+    shapes = {"encoder.conv1.weight": (d, 1, 127), "encoder.groupnorm.weight": (d,), "encoder.groupnorm.bias": (d,),
+              "encoder.conv2.weight": (2 * d, d, 7), "encoder.conv2.bias": (2 * d,),
+              "encoder.conv3.weight": (d, 2 * d, 3), "encoder.conv3.bias": (d,), "encoder.layer_norm.weight": (d,),
+              "decoder.embed_tokens.weight": (vocab, d), "decoder.norm.weight": (d,),
+              **{f"encoder.layers.{i}.{k}": s for i in range(n) for k, s in heard.items()},
+              **{f"decoder.layers.{i}.{k}": s for i in range(n) for k, s in written.items()}}
+    rng = np.random.default_rng(seed)
+    x = {f"model.{k}": (rng.standard_normal(s) * (0.1 if len(s) == 1 else 1.2 / np.prod(s[1:]) ** 0.5)
+                        + ("norm" in k and k.endswith("weight"))).astype(np.float32) for k, s in shapes.items()}
+    about = {"architectures": ["MoonshineForConditionalGeneration"], "model_type": "moonshine", "hidden_size": d,
+             "intermediate_size": ff, "vocab_size": vocab, "max_position_embeddings": 64, "bos_token_id": 1,
+             "eos_token_id": 2, "decoder_start_token_id": 1, "encoder_hidden_act": "gelu", "decoder_hidden_act": "silu",
+             **{f"{side}_num_{what}": k for side in ("encoder", "decoder") for what, k in (
+                 ("hidden_layers", n), ("attention_heads", 2), ("key_value_heads", 2))},
+             "rope_parameters": {"partial_rotary_factor": 0.9, "rope_theta": 10000.0, "rope_type": "default"}}
+    folder = write_folder(folder, about, x, save)
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [
+        {"id": i, "content": t, "special": True} for i, t in enumerate(special[:3])], "model": {
+            "type": "BPE", "byte_fallback": True, "unk_token": "<unk>", "merges": [],
+            "vocab": {t: i for i, t in enumerate([*special, *(f"▁{i}" for i in range(vocab - len(special)))])}}}))
+    return folder
+
+
+def moonshine_sound():
+    """One second of noise, float32."""
+    return (np.random.default_rng(1).standard_normal(16000) * 0.3).astype(np.float32)
+
+
 def write_folder(folder, about, x, save):
     folder = pathlib.Path(folder)
     folder.mkdir(exist_ok=True)
@@ -290,12 +337,14 @@ def write(folder, name, save):
     return write_folder(folder, config(name), tensors(name), save)
 
 
-def main():
+def main(names):
     import torch
     import transformers
     from safetensors.numpy import load_file, save_file
-    kept, out = {}, {}
+    kept, out = (_shapes() | {}, json.loads(GOLDENS.read_text())) if names else ({}, {})
     for name, (arch, more) in MORE.items():
+        if names and name not in names:
+            continue
         cls = getattr(transformers, arch)
         with tempfile.TemporaryDirectory() as tmp:
             sizes = {k: v for k, v in _MORE_SIZES.items() if k not in _UNKNOWN.get(name, ())}
@@ -306,18 +355,27 @@ def main():
         kept[name] = {"config": {k: v for k, v in about.items() if not any(u in k for u in unused)},
                       "shapes": shapes}
     SHAPES.write_text(json.dumps(kept))
-    for name in NAMES:
+    _shapes.cache_clear()
+    for name in NAMES if not names else set(names) & set(NAMES):
         with tempfile.TemporaryDirectory() as tmp:
             write(tmp, name, lambda path, x, about: save_file(x, str(path), about))
             cls = getattr(transformers, config(name)["architectures"][0])
             model = cls.from_pretrained(tmp, attn_implementation="eager").float().eval()
             with torch.no_grad():
                 result = model(torch.tensor([IDS]))
-            values = (result.logits if hasattr(result, "logits") else result.last_hidden_state)[0, ::3, :6]
+            values = result.logits if hasattr(result, "logits") else result.last_hidden_state
+            values = values if name in RANKS else values[0, ::3, :6]
             out[name] = [[round(float(v), 5) for v in row] for row in values]
         print(name, file=sys.stderr)
+    with tempfile.TemporaryDirectory() as tmp, torch.no_grad():
+        moonshine(tmp, lambda path, x, about: save_file(x, str(path), about))
+        m = transformers.MoonshineForConditionalGeneration.from_pretrained(tmp, attn_implementation="eager").eval()
+        x = torch.tensor(moonshine_sound()[None])
+        found = {"heard": m.model.encoder(x).last_hidden_state[0, ::3, :6],
+                 "logits": m(input_values=x, decoder_input_ids=torch.tensor([IDS])).logits[0, ::3, :6]}
+        out["moonshine"] = {k: [[round(float(v), 5) for v in row] for row in values] for k, values in found.items()}
     GOLDENS.write_text(json.dumps(out))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -135,7 +135,7 @@ def test_hidden_states_give_the_logits(tmp_path):
 def test_unknown_architectures_are_told_the_known_ones(tmp_path):
     with pytest.raises(gg.ModelError, match="'gpt5' is not supported; supported: bert, .*llama.*deepseek2"):
         load_model(tiny_model.write(tmp_path / "m.gguf", arch="gpt5"))
-    assert len(ARCHITECTURES) >= 30 and set(FAMILIES) | {"whisper"} == set(ARCHITECTURES)
+    assert len(ARCHITECTURES) >= 30 and set(FAMILIES) | {"whisper", "moonshine"} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize(("arch", "metadata", "words"), [

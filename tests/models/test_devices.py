@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers import devices, tiny_model, tiny_moe
 from helpers.clusters import workers
+from helpers.timing import HANGS
 
 import ggjit as gg
 from ggjit.models import load_model, token_seconds
@@ -79,7 +80,7 @@ def test_several_texts_keep_both_workers_busy(paths, evenly):
         assert list(want)
         for _ in range(12):                         # all prompts are read
             next(runs)
-        gate, deadline = cl.servers[0].gate, time.monotonic() + 8
+        gate, deadline = cl.servers[0].gate, time.monotonic() + HANGS
         gate.clear()
         taken = threading.Thread(target=lambda: [next(runs) for _ in range(9)])
         taken.start()                               # nothing comes back, and the first one works ahead
@@ -87,7 +88,7 @@ def test_several_texts_keep_both_workers_busy(paths, evenly):
             time.sleep(0.01)
         assert first["runs"] - last["runs"] == 2
         gate.set()
-        taken.join(10)
+        taken.join(HANGS)
         list(runs)
         assert [r.stats["tokens"] for r in runs.runs] == [r.stats["tokens"] for r in want.runs]
         sent = [d.stream.n_messages for d in cl.devices]

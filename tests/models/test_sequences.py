@@ -116,7 +116,7 @@ def test_a_common_beginning_is_read_once(tmp_path, monkeypatch):
         assert [run.stats["tokens"] for run in runs.runs] == want and m.cells.texts == []
         assert runs.stats["shared_tokens"] == 2 * 30 + 2 * 50
         assert all((n == 0).all() for n in m.cells._n_texts.values())
-        assert runs._spent["prefill"][0] == sum(map(len, prompts)) - 160
+        assert runs._batch.spent["prefill"][0] == sum(map(len, prompts)) - 160
         runs = m.generate(prompts, 6, temp=0, cache_prompt=False)
         assert not [*runs] == [] and runs.stats["shared_tokens"] == 0
         # nothing read under a patch, or before a weight was written to, is taken over

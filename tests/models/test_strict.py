@@ -141,8 +141,8 @@ def test_an_encoder_reads_its_own_keys(bert, tmp_path):
                        "rope.freq_base": 1e4, "attention.layer_norm_epsilon": 2.0, "vocab_size": 7}.items():
         save_gguf(tmp_path / "b.gguf", tensors, {**metadata, f"bert.{key}": value})
         refused_encoder(tmp_path / "b.gguf", rf"bert\.{key}")
-    save_gguf(tmp_path / "b.gguf", {**tensors, "cls.weight": np.ones(4, np.float32)}, metadata)
-    refused_encoder(tmp_path / "b.gguf", "tensor 'cls.weight'")
+    save_gguf(tmp_path / "b.gguf", {**tensors, "classifier.weight": np.ones(4, np.float32)}, metadata)
+    refused_encoder(tmp_path / "b.gguf", "tensor 'classifier.weight'")
 
 
 def refused_encoder(path, words):

@@ -56,6 +56,23 @@ def test_what_belongs_to_another_user_is_not_used(path):
         read(path)
 
 
+@posix
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="supports chown at most as root")
+def test_a_cache_below_the_folder_of_another_user_is_not_used(path):
+    """They can put another folder in its place between two looks."""
+    above = path.parent.parent
+    os.chown(above, 12345, 12345)
+    for use in (lambda: read(path), lambda: write(path, pack(b"x"))):
+        with pytest.raises((Unusable, PermissionError), match="the folder above it, belongs to another user"):
+            use()
+    os.chown(above, 0, 0)
+    above.chmod(0o777)
+    with pytest.raises(Unusable, match="the folder above it, may be written by other users.*chmod o-w"):
+        read(path)
+    above.chmod(0o1777)
+    assert read(path)
+
+
 def test_a_file_under_another_name_is_not_used(path):
     """Two kernels' objects that changed places would compute something else."""
     other = path.with_name("b-0123.o")

@@ -3,6 +3,9 @@ import csv
 import errno
 import os
 import stat
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -177,3 +180,31 @@ def sched_free(g, cpu):
     """The graph with memory of its own."""
     gg.GraphAllocator(cpu).alloc_graph(g)
     return g
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL and locks of POSIX")
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
+    """Files that are being written, and those of other names, stay."""
+    path = tmp_path / "m.gguf"
+    code = ("import os, sys, time\nfrom ggjit.ops.core.whole_file import whole_file\n"
+            "with whole_file(sys.argv[1]) as f:\n    f.write(b'x' * 1000); f.flush(); print(f.name, flush=True)\n"
+            "    time.sleep(600)")
+    killed, alive = (subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
+                     for _ in range(2))
+    try:
+        left, written = killed.stdout.readline().strip(), alive.stdout.readline().strip()
+        killed.kill()
+        killed.wait()
+        os.utime(left, (time.time() - 5,) * 2)
+        os.utime(written, (time.time() - 5,) * 2)
+        mine = tmp_path / ".m.gguf.notours.part"
+        mine.write_bytes(b"")
+        with whole_file(path) as f:
+            f.write(b"new")
+        assert not os.path.exists(left) and os.path.exists(written) and mine.exists()
+        assert path.read_bytes() == b"new"
+    finally:
+        for p in (killed, alive):
+            p.kill()
+            p.wait()
+            p.stdout.close()

@@ -39,7 +39,8 @@ def signed(*parts):
 def whole(*names, facts=None, code=None):
     """A pack of kernels of these names."""
     kernels = cache_files.pack(*(b"x" for _ in names)) if code is None else code
-    return signed(FACTS if facts is None else facts, json.dumps(names).encode(), lzma.compress(kernels))
+    manifest = dict.fromkeys(names, hashlib.sha256(b"x").hexdigest())
+    return signed(FACTS if facts is None else facts, json.dumps(manifest).encode(), lzma.compress(kernels))
 
 
 def with_digest(rest):
@@ -83,8 +84,10 @@ WRONG = {
     "a path": (lambda b: whole("../" + NAME), "no name of a kernel"),
     "a later path": (lambda b: whole(NAME, "/" + NAME), "no name of a kernel"),
     "letters": (lambda b: whole("\xe9"), "no name of a kernel"),
-    "not compressed": (lambda b: signed(FACTS, json.dumps([NAME]).encode(), b"x"), "damaged"),
-    "compressed in part": (lambda b: signed(FACTS, b"[]", lzma.compress(b"x" * 99)[:-20]), "damaged"),
+    "not compressed": (lambda b: signed(FACTS, json.dumps({NAME: ""}).encode(), b"x"), "damaged"),
+    "compressed in part": (lambda b: signed(FACTS, b"{}", lzma.compress(b"x" * 99)[:-20]), "damaged"),
+    "a list of names": (lambda b: signed(FACTS, json.dumps([NAME]).encode(), lzma.compress(b"x")), "damaged"),
+    "another payload": (lambda b: whole(NAME, code=cache_files.pack(b"y")), f"kernel {NAME} is not the one"),
     "fewer payloads": (lambda b: whole(NAME, code=b""), "damaged")}
 
 

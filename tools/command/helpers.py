@@ -35,6 +35,12 @@ def add_lora(c):
                help="an adapter in llama.cpp's format; may be given several times")
 
 
+def add_vision(c):
+    c.add_file("-mm", "--mmproj", metavar="PATH", help="the model's vision part, for --image")
+    c.add_file("--image", action="append", default=[], metavar="PATH",
+               help="a picture before the text, or at its mark <__media__>; may be given several times")
+
+
 def adapters(texts):
     """What load_model's `lora` takes: what follows the last "=" is a scale where it is a number."""
     found = []
@@ -52,6 +58,8 @@ def load(path, args, reserve=True, **options):
     options |= {"strict": getattr(args, "strict", True)}
     if getattr(args, "lora", None):
         options |= {"lora": adapters(args.lora)}
+    if getattr(args, "mmproj", None):
+        options |= {"vision": args.mmproj}
     help_when_compiling(path, options | {"n_threads": args.threads})
     gpu = {k: getattr(args, k) for k in ("n_gpu_layers", "cpu_moe") if hasattr(args, k)}
     return load_model(path, n_threads=args.threads, reserve=reserve, **gpu, **options)

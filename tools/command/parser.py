@@ -13,8 +13,10 @@ from ggjit.core.arguments import nearest
 COMMANDS = {
     "demo": "the main job: real sentences through the real MiniLM, nearest neighbours, speed, memory plan",
     "embed": "sentence embeddings",
+    "rerank": "which of some texts answer a query best, by a reranker",
     "generate": "continue a text",
     "chat": "a conversation with a model",
+    "serve": "a model over HTTP: OpenAI's chat, completions, embeddings, and llama.cpp's tokenize, metrics, slots",
     "finetune": "train a LoRA adapter beside the frozen, also quantised, weights of a model",
     "bench": "speed of a model, as llama-bench: pp = prompt processing, tg = text generation",
     "transcribe": "text from a recording, with times (Whisper)",
@@ -25,6 +27,7 @@ COMMANDS = {
     "imatrix": "how much each column of each matrix matters on a text, for quantize",
     "perplexity": "how well a model predicts a text; KL divergence from a better model",
     "peak": "peak memory of a model, measured without allocating or reading weights",
+    "fit": "the best setting of a model that stays within so much memory, and why not the others",
     "plan": "place buffers with given lifetimes (MiniMalloc's CSV: id,lower,upper,size)",
     "ops": "the op suite of ggml's test-backend-ops: check, time or list the cases",
     "info": "version, processor, devices, and which types and ops each device supports; one op; or what is in a GGUF",

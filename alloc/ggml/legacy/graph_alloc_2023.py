@@ -7,7 +7,6 @@ from ggjit.alloc.ggml import graph_record as col
 from ggjit.alloc.ggml.free_list import UNBOUNDED, new_states, reset_to_block
 from ggjit.alloc.ggml.legacy.alias_2023 import alias_as_in_2023
 from ggjit.alloc.ggml.legacy.tensor_alloc import stacked
-from ggjit.alloc.ggml.placement import chunk_sizes
 from ggjit.alloc.ggml.problem import Problem, check_ids
 from ggjit.ops.core.errors import ShapeError
 from ggjit.ops.core.host_memory import oom_guard
@@ -30,8 +29,7 @@ def plan_2023(p, parse_seq=None):
     states, words = new_states(p.n_buffers, p.m + 2, None, 1)
     zero = np.zeros(p.n_buffers, np.int64)
     _reset_all(states, words, p.n_buffers, zero, zero + UNBOUNDED)
-    p.replay(states, words)
-    return p.plan("ggml-2023", "2023", chunk_sizes(states, words, p.n_buffers))
+    return p.plan("ggml-2023", "2023", p.replay(states, words))
 
 
 class GraphAllocator2023:
@@ -81,8 +79,7 @@ class GraphAllocator2023:
             leaf_buffers=want[len(node_ids):]), np.ascontiguousarray(in_place_table(modern=False), np.uint8), own)
         alias_as_in_2023(p, self.parse_seq, placed)
         states, words = stacked(tallocs, p.m + 2)
-        p.replay(states, words)
-        plan = p.plan("ggml-2023", "2023", chunk_sizes(states, words, p.n_buffers))
+        plan = p.plan("ggml-2023", "2023", p.replay(states, words))
         self._commit(tallocs, states, words, p, plan, ids)
         return plan
 

@@ -249,18 +249,19 @@ def groups_of(type, n_columns, m):
 
 def direct(format, n_columns):
     """Do products of so many columns use the layout's tile?"""
-    return format.n_parts == 1 or n_columns <= (choices.RULE or choices.INTEL).direct
+    most = (choices.RULE or choices.UNKNOWN).direct
+    return format.n_parts == 1 or n_columns <= most or choices.are_apart()
 
 
 def widest(format):
     """(columns of the widest tile, whether they are multiplied in turn)."""
-    rule = choices.RULE or choices.INTEL
+    rule = choices.RULE or choices.UNKNOWN
     return (rule.columns[format.n_parts > 1], rule.in_turn) if isa.ISA == "avx512" else (MAX_COLUMNS, False)
 
 
 def columns_of_pairs(m):
     """Columns of a tile over two groups of rows; None where that is no tile of the processor's, or of so few rows."""
-    return (choices.RULE or choices.INTEL).pairs if isa.ISA == "avx512" and m >= 2 * ROWS else None
+    return (choices.RULE or choices.UNKNOWN).pairs if isa.ISA in ("avx512", "neon") and m >= 2 * ROWS else None
 
 
 def _shape(type, m, n):

@@ -24,16 +24,18 @@ the multiply-add), not on threads.
 
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
+from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.tile import finish_ir
+from ggjit.ops.matmul.tile_float import LANE_OPERANDS
 from ggjit.ops.native.jit import exact, inline, ir_function, native
 from ggjit.ops.native.lanes import i64, prefetch_ir, splat_const
 from ggjit.ops.native.mem import IR_F32, IR_I64, ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne
 from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
-from ggjit.ops.native.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, vec_ir
+from ggjit.ops.native.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, vec_ir
 
 ROWS, BLOCK = W, 8                      # BLOCK elements of k are a step of the tile
-VECTORS, MAX_COLUMNS = (3, 8) if W == 16 else (2, 6)
+VECTORS, MAX_COLUMNS = {16: (3, 8), 8: (2, 6), 4: (2, 8)}[W]
 PANEL = VECTORS * W                     # rows of a panel
 KC = 384                                # elements of k between two visits to the result; 192 and 256 are 0 - 2 % slower
 LINES = BLOCK * VECTORS * B // 64       # cache lines of weights a step reads
@@ -99,7 +101,12 @@ def _make_tile(n_columns, n_vectors, n_lines):
                     prefetch_ir(b, b.add(next_w, i64(64 * line)))
                 rows = [load_ir(b, b.add(w, i64(B * (n_vectors * u + h))), v, 4) for h in range(n_vectors)]
                 for j in range(n_columns):
-                    s = splat_ir(b, load_ir(b, b.add(b.add(bases[j // 3], apart[j % 3]), i64(4 * u)), IR_F32), W)
+                    at = b.add(bases[j // 3], apart[j % 3])
+                    if LANE_OPERANDS:
+                        line = load_ir(b, b.add(at, i64(4 * (u - u % W))), v)
+                        s = shuffle_ir(b, line, line, [u % W] * W)
+                    else:
+                        s = splat_ir(b, load_ir(b, b.add(at, i64(4 * u)), IR_F32), W)
                     for h in range(n_vectors):
                         i = (u % turns * n_columns + j) * n_vectors + h
                         acc[i] = fma_ir(b, s, rows[h], acc[i])
@@ -172,14 +179,15 @@ def _make(n_columns, n_vectors, n_lines):
 
 
 def lines_per_step(n_tiles):
-    """Lines a step of each of n_tiles tiles prefetches: together the next stretch, in a few sizes."""
+    """Cache lines that a step of a tile prefetches: those of all n_tiles tiles together prefetch the next stretch
+    of weights.  One of a few values, each of which is code of its own."""
     return next(LINES // s for s in (1, 2, 4, 8) if n_tiles <= s or s == 8)
 
 
 def product(a, b, n_threads):
     """The Kernel of repacked weights a times float32 columns b."""
     k, m, n = a.ne[0], a.ne[1], b.ne[1]
-    n_tiles = max(1, -(-n // MAX_COLUMNS))
+    n_tiles = max(1, n if choices.are_apart() else -(-n // MAX_COLUMNS))
     columns, vectors = max(1, -(-n // n_tiles)), m % PANEL // W or VECTORS
     name = f"mul_mat-repacked-f32-{columns}x{vectors}-prefetch{lines_per_step(n_tiles)}"
     return Kernel(name, lambda: _make(columns, vectors, lines_per_step(n_tiles)), 2 * k * m * n / 100 + 4 * k * m / 20,

@@ -29,7 +29,7 @@ import itertools
 from llvmlite import ir
 
 from ggjit.ops.matmul.interleaved import LANES, InterleavedRows, unpacked, unpacked_words_ir
-from ggjit.ops.native import isa
+from ggjit.ops.native import isa, neon
 from ggjit.ops.native.jit import exact, inline, ir_function
 from ggjit.ops.native.lanes import (
     dpbusd_ir,
@@ -129,6 +129,8 @@ def _sum_fours_ir(b, sums, weights, four, signed):
     """sums + products of four codes a lane and four activations, the same four for all lanes."""
     if isa.ISA == "avx512":
         return dpbusd_ir(b, sums, weights, four)
+    if isa.ISA == "neon":
+        return neon.quads_ir(b, sums, weights, four)
     if signed:
         four = call_intrinsic(b, "llvm.x86.avx2.psign.b", four.type, [four, weights])
         weights = call_intrinsic(b, "llvm.abs.v32i8", weights.type, [weights, FALSE])
@@ -148,6 +150,17 @@ class _Block:
 
     def splat(self, q, offs, irty):
         return splat_ir(self.b, load_ir(self.b, self.b.add(q, i64(offs)), irty), LANES)
+
+    def four(self, q, j, f):
+        """Four f of column j, for all rows.  NEON multiplies by a lane: fours that lie side by side are one load."""
+        lane = f % 4 if isa.ISA == "neon" else 0
+        at = self.at.four(len(self.columns), j, f - lane)
+        if isa.ISA == "neon":
+            line = load_ir(self.b, self.b.add(q, i64(at)), vec_ir("i32", LANES))
+            four = shuffle_ir(self.b, line, line, [lane] * LANES)
+        else:
+            four = self.splat(q, at, IR_I32)
+        return self.b.bitcast(four, vec_ir("i8", 4 * LANES))
 
     def word(self, q, j, i, irty):
         return self.splat(q, self.at.word(len(self.columns), j, i), irty)
@@ -181,8 +194,7 @@ class _Block:
                 sums.update({(g, j): start for g in range(len(rows))})
             for same in fours:
                 for j in some:
-                    four = self.splat(q, self.at.four(len(self.columns), j, first + same[0][0]), IR_I32)
-                    four = b.bitcast(four, vec_ir("i8", 4 * LANES))
+                    four = self.four(q, j, first + same[0][0])
                     for g, (_, codes) in enumerate(same):
                         sums[g, j] = _sum_fours_ir(b, sums[g, j], codes, four, format.signed)
             for (g, j), x in sums.items():

@@ -3,9 +3,9 @@
     F32                         panels of rows, a lane a row        floats
     blocks of 32, super-blocks  blocks of a vector's rows           codes, over interleaved.Format
 
-AVX-512 and AVX2.  A layout takes as many bytes as the file's.  It is a module with ROWS (a matrix has a multiple of
-them), `pack_rows`, `unpack_rows` and `product`.  The matrices of experts, [k, m, E], are packed as one of m E rows, and
-mul_mat_id reads them (experts).
+AVX-512, AVX2 and NEON, codes there with sdot.  A layout takes as many bytes as the file's.  It is a module with ROWS (a
+matrix has a multiple of them), `pack_rows`, `unpack_rows` and `product`.  The matrices of experts, [k, m, E], are
+packed as one of m E rows, and mul_mat_id reads them (experts).
 """
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32, I32

@@ -19,13 +19,11 @@ dots want them:
 from llvmlite import ir
 from numba.core import cgutils
 
-from ggjit.ops.native import isa
+from ggjit.ops.native import isa, neon
 from ggjit.ops.native.lanes import dpbusd_ir, i64, madd_ir, maddubs_ir, splat_const, zero
 from ggjit.ops.native.mem import IR_I64, call_intrinsic
 from ggjit.ops.native.simd import W, const_ir, counted_loop_ir, fma_ir, load_ir, shuffle_ir, store_ir, vec_ir
 from ggjit.ops.types.shared.dot import Dot
-
-BYTE_DOTS = isa.ISA != "generic"
 
 
 # ---------------------------------------------------------------- bits
@@ -40,13 +38,15 @@ def bit_ir(b, v, bit, place):
 
 def mask_bytes_ir(b, bits32, value):
     """32 bits -> 32 bytes: `value` where the bit is set, 0 elsewhere."""
-    chosen = b.bitcast(bits32, ir.VectorType(ir.IntType(1), 32))
+    chosen = neon.bits_ir(b, bits32) if isa.ISA == "neon" else b.bitcast(bits32, ir.VectorType(ir.IntType(1), 32))
     return b.select(chosen, splat_const("i8", value, 32), zero("i8", 32))
 
 
 def lookup16_ir(b, table, index):
     """table[index] for 32 indices below 16; table: 16 signed bytes (Python)."""
-    if BYTE_DOTS:
+    if isa.ISA == "neon":
+        return neon.lookup_ir(b, table, index)
+    if isa.X86_LEVEL:
         return call_intrinsic(b, "llvm.x86.avx2.pshuf.b", index.type, [const_ir("i8", list(table) * 2), index])
     out = splat_const("i8", table[0], 32)
     for i, x in enumerate(table[1:], 1):
@@ -115,7 +115,7 @@ def lane0_ir(b, x, n=8):
 
 
 def scratch_dot(type, store_block_ir, round_activations):
-    """The dot of instruction sets without byte dots: a block is dequantised to the stack, then float32 FMAs.
+    """The dot of the generic instruction set: a block is dequantised to the stack, then float32 FMAs.
 
     store_block_ir (b, block address, destination) writes the block's float32 values.
     """

@@ -15,14 +15,16 @@ The integer scale is an operand of the second multiply-add of a byte dot, so a w
     and the zero point and the mins take one madd of 16 values each.
 """
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
 
 from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import Type
+from ggjit.ops.native import isa, neon
 from ggjit.ops.native.jit import exact, ir_function
-from ggjit.ops.native.lanes import amax_or_nan_ir, f32, fold_ir, i32, i64, int_to_float_ir, madd_ir, splat_const
+from ggjit.ops.native.lanes import amax_or_nan_ir, f32, fold_ir, i32, i64, int_to_float_ir, madd_ir, splat_const, zero
 from ggjit.ops.native.mem import IR_F32, call_intrinsic
 from ggjit.ops.native.simd import IR, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.types.shared import blocks as bl
@@ -153,7 +155,9 @@ def _half_scales_ir(b, scales, g):
 
 
 def _dot(blocks):
-    if not bl.BYTE_DOTS:
+    if isa.ISA == "neon":
+        return _neon_dot(blocks)
+    if isa.ISA == "generic":
         return bl.scratch_dot(blocks.type, lambda b, p, to: bl.store_groups_ir(b, blocks.values_ir(b, p), to),
                               round_activations)
 
@@ -183,3 +187,65 @@ def _dot(blocks):
         return acc
     return Dot(step=QK, w_nbytes=blocks.type.nbytes, y_nbytes=Y_BLOCK, load_w_ir=load_w,
                tail_w_ir=lambda b, p, n: load_w(b, p), load_y_ir=load_y, mac_ir=mac, prepare=prepare, lanes=8, rows=1)
+
+
+# ---------------------------------------------------------------- products, NEON
+def _neon_dot(blocks):
+    """Byte dots of the parts of a block, their lanes added up pairwise: lane i is part i's, as its scale is.
+
+    The sums of parts that share no scale need no such order: they are added up as they come.
+    """
+    def load_w(b, p):
+        codes = [neon.parts_ir(b, c) for c in blocks.codes_ir(b, p)]
+        mins, dmin = blocks.mins_ir(b, p) if blocks.mins_ir else (None, None)
+        return codes, blocks.scales_ir(b, p) if blocks.scales_ir else None, blocks.d_ir(b, p), mins, dmin
+
+    def load_y(b, p):
+        q = [[load_ir(b, b.add(p, i64(32 * g + 16 * h)), vec_ir("i8", 16)) for h in range(2)] for g in range(8)]
+        return (q, [load_ir(b, b.add(p, i64(Y_SUMS + 16 * h)), vec_ir("i16", 8)) for h in range(2)],
+                load_ir(b, b.add(p, i64(Y_SCALE)), IR_F32))
+
+    def products(b, codes, q, halves):
+        """Sums of groups, or of first halves, then second halves."""
+        for some in ([0], [1]) if halves else ([0, 1],):
+            for x, y in zip(codes, q, strict=True):
+                s = zero("i32", 4)
+                for h in some:
+                    s = neon.quads_ir(b, s, x[h], y[h])
+                yield s
+
+    def scaled(b, scales, sums):
+        words = neon.parts_ir(b, b.sext(scales, vec_ir("i32", 16)), 4)
+        total = None
+        for s, w in zip(sums, words, strict=False):
+            product = b.mul(s, w)
+            total = product if total is None else b.add(total, product)
+        return total
+
+    def mac(b, acc, w, y):
+        (codes, scales, d, mins, dmin), (q, sums, dy) = w, y
+        parts = list(products(b, codes, q, blocks.halves))
+        both = b.add(*sums) if not blocks.halves or scales is None else None
+        if scales is None:
+            total = functools.reduce(b.add, parts)
+        else:
+            total = scaled(b, scales, neon.lane_sums_ir(b, parts))
+        if blocks.zero_point:
+            ones = splat_const("i16", 1, 8)
+            pairs = [(ones, both)] if scales is None else zip(neon.parts_ir(b, scales, 8), sums, strict=True)
+            z = None
+            for x, s in pairs:
+                z = neon.shorts_ir(b, z, x, s)
+            total = b.sub(total, b.mul(z, splat_const("i32", blocks.zero_point, 4)))
+        acc = fma_ir(b, int_to_float_ir(b, total), splat_ir(b, b.fmul(d, dy), 4), acc)
+        if mins is not None:
+            m = None
+            pairs = zip(neon.parts_ir(b, mins, 8), sums, strict=True) if blocks.halves else [
+                (shuffle_ir(b, mins, mins, range(8)), both)]
+            for x, s in pairs:
+                m = neon.shorts_ir(b, m, x, s)
+            acc = fma_ir(b, int_to_float_ir(b, m), splat_ir(b, b.fneg(b.fmul(dmin, dy)), 4), acc)
+        return acc
+    return Dot(step=QK, w_nbytes=blocks.type.nbytes, y_nbytes=Y_BLOCK, load_w_ir=load_w,
+               tail_w_ir=lambda b, p, n: load_w(b, p), load_y_ir=load_y, mac_ir=mac, prepare=prepare, lanes=4, rows=1,
+               unroll=1)

@@ -38,6 +38,7 @@ class Dot:
     lanes       float32 lanes of the accumulator
     rows        rows a tile of several columns has at most (a wide step needs its registers for one row)
     max_columns up to how many columns dots are faster than the integer tile of the type, where it has one
+    unroll      independent sums along k of a tile of one column
     locality    of prefetch_ir: the cache that weights are prefetched into, 2 the second, 3 the first
     ahead_nbytes  how far ahead of a load they are prefetched; None: as far as the kernel says, a tile
     """
@@ -53,6 +54,7 @@ class Dot:
     lanes: int = W
     rows: int = 4
     max_columns: int = 4
+    unroll: int = 4
     locality: int = 2
     ahead_nbytes: int | None = None
 

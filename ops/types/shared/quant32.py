@@ -107,7 +107,9 @@ def floats_ir(b, codes, zero_point, d, lanes=32):
 
 
 def fast_dot(nbytes, codes_ir, zero_point, avx512, avx2):
-    """The Dot of the instruction set; avx512(), avx2() make those with byte dots."""
+    """The Dot of the instruction set; avx512(), avx2() make those with byte dots.  None: blocks_plain.py has it."""
+    if isa.ISA == "neon":
+        return None
     if isa.ISA == "generic":
         return generic_dot(nbytes, codes_ir, zero_point)
     return avx512() if isa.ISA == "avx512" else avx2()

@@ -48,6 +48,7 @@ def test_device_facts_A6_02_A6_03_A6_04_A6_08_B5():
     assert not props["events"] and not props["async"]
     assert 0 < props["memory_free"] <= props["memory_total"] and CPU_DEVICE.description
     fake = devices.Fake("A", delay=1.0)
+    assert not devices.Fake("S").props["events"], "its event_new gives None"
     assert fake.props["events"] and fake.props["device_id"] is None and fake.host_buffer_type() is None
     assert fake.supports_buft(fake.buffer_type()) and not fake.supports_buft(CPU.default_buffer_type)
 
@@ -178,7 +179,7 @@ def test_null_plans_and_reports_but_holds_nothing():
     assert buf.written_nbytes == 4
     with pytest.raises(gg.NotAllocated, match="NULL"):
         b.numpy()
-    with pytest.raises(gg.ParamError, match="the NULL device has no parameters, got 'x=1'"):
+    with pytest.raises(gg.ParamError, match="the NULL device has the parameters name=... and memory=..., got 'x=1'"):
         gg.init_backend("NULL:x=1")
     for bad in ("64", 1.5, None):
         with pytest.raises(gg.TypeMismatch, match="buffer size"):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers.clusters import step_of, workers
 from helpers.device_contract import floats, on
+from helpers.timing import HANGS
 
 import ggjit as gg
 from ggjit.cluster import protocol as s
@@ -385,7 +386,7 @@ def test_several_drivers_of_one_worker_and_one_that_dies_in_a_transfer():
                 header = wire.pack(header)
                 raw.sendall(wire.PREFIX.pack(wire.MAGIC, len(header), n) + header)
             raw.sendall(bytes(1 << 16))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANGS
         while (machine.used_nbytes or cluster.servers[0].n_drivers > 1) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not machine.used_nbytes and cluster.servers[0].n_drivers == 1 and not machine.send_queues.keys() - {
@@ -449,7 +450,7 @@ def test_a_driver_that_leaves_while_its_worker_waits_leaves_no_memory(op):
             for header in ({**s.hello(), "heartbeat": 0.02, "secret": b"s" * 16}, [1, [[s.ALLOC, 1, 4096]]], [2, [op]]):
                 header = wire.pack(header)
                 raw.sendall(wire.PREFIX.pack(wire.MAGIC, len(header), 0) + header)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + HANGS
             while not machine.used_nbytes and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(0.1)
@@ -488,3 +489,75 @@ def test_workers_of_addresses_in_use_and_twice():
             threads([cluster.devices[0].address])
         cluster.close()
         cluster.close()
+
+
+# ---------------------------------------------------------------- what a driver can take
+def graph_op(session, n, key=b"k" * 16):
+    """(GRAPH, its payload) of n nodes in arena 1, that scale one another."""
+    ctx = gg.Context()
+    x = ctx.new_tensor(gg.F32, (4,), "x")
+    y = x
+    for _ in range(n):
+        y = gg.scale(y, 0.5)
+    graph = gg.Graph(y)
+    arena = session.arenas[1]
+    encoded = Encoded(graph, lambda t: (arena, 0 if t is x else 64), lambda t, buf: 1)
+    encoded.set_places(encoded.places())
+    names = "\0".join(encoded.names).encode()
+    return [s.GRAPH, key, len(encoded.rows), len(names)], encoded.rows.tobytes() + names
+
+
+def test_graphs_count_as_memory_that_is_lent(session):
+    machine = session.machine
+    used = machine.used_nbytes
+    op, payload = graph_op(session, 20)
+    assert executed(session, [op, [s.RUN, op[1]]], payload)[0] == s.OK
+    assert machine.used_nbytes > used + 20 * 1000, "a node takes more than a kilobyte"
+    op, payload = graph_op(session, 1000, b"l" * 16)
+    status, (kind, text) = executed(session, [op, [s.RUN, op[1]]], payload)
+    assert (status, kind) == (s.FAILED, "OutOfMemory") and "a larger --memory" in text
+    session._free(1, b"", False)                    # graphs go with their arena
+    assert machine.used_nbytes == 0
+
+
+def test_the_worker_counts_rows_too(session, monkeypatch):
+    monkeypatch.setattr("ggjit.cluster.encoding.MAX_ROWS", 30)
+    session.machine.memory_nbytes = 1 << 24
+    before = session.machine.used_nbytes
+    monkeypatch.setattr("ggjit.cluster.encoding.MAX_ROWS", 1 << 16)
+    op, payload = graph_op(session, 40)
+    monkeypatch.setattr("ggjit.cluster.encoding.MAX_ROWS", 30)
+    status, (kind, text) = executed(session, [op, [s.RUN, op[1]]], payload)
+    assert (status, kind) == (s.FAILED, "ParamError") and "at most 30" in text
+    assert session.machine.used_nbytes == before
+
+
+def test_graphs_that_are_kept_no_longer_are_free_again(session, monkeypatch):
+    monkeypatch.setattr(s, "MAX_GRAPHS", 2)
+    used = []
+    for k in range(5):
+        op, payload = graph_op(session, 3 + k, bytes([k]) * 16)
+        assert executed(session, [op, [s.RUN, op[1]]], payload)[0] == s.OK
+        used.append(session.machine.used_nbytes)
+    assert len(session.graphs) == 2 and used[-1] - used[1] < used[1] - 4096
+    session.graphs.clear()
+    assert session.machine.used_nbytes == 4096
+
+
+def test_connections_that_say_nothing_lock_nobody_out(monkeypatch):
+    monkeypatch.setattr(wire, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(wire, "MAX_HANDSHAKES", 8)
+    with workers("tcp", n=1) as cluster, contextlib.ExitStack() as open_:
+        host, port = cluster.devices[0].address.removeprefix("tcp://").split(":")
+        mute = [open_.enter_context(socket.create_connection((host, int(port)), 5)) for _ in range(40)]
+        with gg.cluster.connect(cluster.devices[0].address) as other:
+            assert step_of(other.devices[0].init_backend())(floats(2, 16)).shape == (2, 16)
+        assert step_of(cluster.devices[0].init_backend())(floats(2, 16)).shape == (2, 16)
+        ended, deadline = 0, time.monotonic() + 20
+        for sock in mute[:30]:                      # the oldest are told that they have no place
+            sock.settimeout(max(0.1, deadline - time.monotonic()))
+            with contextlib.suppress(ConnectionResetError):
+                while sock.recv(1 << 16):
+                    pass
+            ended += 1
+        assert ended == 30

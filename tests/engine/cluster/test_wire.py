@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from helpers.clusters import workers
 from helpers.device_contract import floats, on
+from helpers.timing import HANGS
 
 import ggjit as gg
-from ggjit.cluster import stream, wire
+from ggjit.cluster import protocol, stream, wire
 
 
 @pytest.fixture
@@ -194,9 +195,15 @@ def test_too_many_connections_are_ended_and_others_served(monkeypatch):
         host, port = cluster.devices[0].address.removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port)), 5) as second, \
                 socket.create_connection((host, int(port)), 5) as third:
-            assert second.recv(4) == wire.MAGIC and third.recv(4) == b""
+            greeting = wire.pack(protocol.hello())
+            for sock in (second, third):                # who has not greeted takes no room
+                sock.sendall(wire.PREFIX.pack(wire.MAGIC, len(greeting), 0) + greeting)
+                assert sock.recv(4) == wire.MAGIC
+            third.settimeout(10)
+            while third.recv(1 << 16):
+                pass
         assert cluster.devices[0].memory()
-        deadline = time.monotonic() + 10        # the second one has left, and there is room
+        deadline = time.monotonic() + HANGS        # the second one has left, and there is room
         while True:
             try:
                 gg.cluster.connect(cluster.devices[0].address).close()

@@ -96,10 +96,10 @@ def test_quantising_a_large_array(ctrl_c_after):
         taken = []
         while not taken or min(taken) > 0.2 and len(taken) < 5:         # a busy machine
             ctrl_c_after(0.05)
-            start = time.monotonic()
+            start = time.process_time()
             with pytest.raises(KeyboardInterrupt):
                 work()
-            taken.append(time.monotonic() - start - 0.05)
+            taken.append(time.process_time() - start - 0.05)
         assert min(taken) < 0.2
     assert set(t.bytes(0, 1000)) == {7}
 
@@ -155,5 +155,5 @@ class Last:
     __del__ = show
 
 last = Last()
-""", timeout=60)
+""")
     assert ran.stdout == "computed\ncomputed\n" and not ran.stderr, ran.stderr

@@ -118,7 +118,13 @@ def three_dims(dst, a, ith, nth):
     dst[0, 0, 0, 0, 0] = a[0]
 
 
-@pytest.mark.parametrize("fun", [one_array, untypable, three_dims], ids=lambda f: f.__name__)
+def test_a_function_of_too_few_arguments_is_refused_when_the_node_is_built():
+    x = gg.from_numpy(gg.Context(), np.ones((3, 4), np.float32))
+    with pytest.raises(gg.TypeMismatch, match=r"one_array\(dst, ith, nth\) is called with 4 arguments"):
+        gg.map_custom1(x, one_array)
+
+
+@pytest.mark.parametrize("fun", [untypable, three_dims], ids=lambda f: f.__name__)
 def test_a_jitted_function_that_does_not_fit_is_a_typed_error(fun):
     x = gg.from_numpy(gg.Context(), np.ones((3, 4), np.float32))
     y = gg.map_custom1(x, fun)
@@ -206,7 +212,7 @@ print(silu()[0] > 0)
     ("sched = gg.Scheduler([cpu])", "sched.numpy(x)", "sched.graph_compute(gg.Graph(gg.map_custom1(x, wait, 1)))")],
     ids=["another computation", "the scheduler's values"])
 def test_an_op_that_waits_for_a_thread_which_computes_is_told(setup, call, run, python):
-    r = python(ROUNDABOUT.format(setup=setup, call=call, run=run), timeout=60)
+    r = python(ROUNDABOUT.format(setup=setup, call=call, run=run))
     assert (r.returncode, r.stdout.splitlines()) == (0, ["['waited 1 s']", "True"]), r.stderr
 
 
@@ -253,7 +259,7 @@ for n_threads, at in ((1, 0), (2, 0), (3, 0), (2, 1), (3, 2)):
     if os.getpid() != main:
         status = status if gg.compute(gg.neg(x))[0, 0] == -1 else 9         # a pool of its own
         os._exit(status)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while True:
         pid, status = os.waitpid(children[0], os.WNOHANG)
         if pid or time.monotonic() > end: break
@@ -270,6 +276,6 @@ for n_threads, at in ((1, 0), (2, 0), (3, 0), (2, 1), (3, 2)):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_child_forked_by_an_op_ends_the_walk(python):
     """Alone it computes on; without its workers it gets an error; a child of a worker has nothing left to do."""
-    r = python(FORKS, timeout=180)
+    r = python(FORKS)
     assert (r.returncode, r.stdout.split()) == (0, ["0", "-1.0", "7", "-1.0", "7", "-1.0", "0", "-1.0", "0", "-1.0"]), \
         r.stdout + r.stderr

@@ -356,3 +356,19 @@ def test_results_are_lost_when_another_graph_computes_in_their_memory(how):
     assert (plans[0].numpy(y) == 2).all()
     with pytest.raises(gg.Overwritten, match="was used by another graph"):
         plans[1].numpy(other)
+
+
+def test_a_second_free_tensor_is_an_error_A9_18():
+    cpu, ctx = gg.init_backend("CPU"), gg.Context()
+    a, b = (ctx.new_tensor(gg.F32, (16,), n) for n in "ab")
+    for talloc in (gg.TensorAllocator(cpu, 1 << 12), gg.TensorAllocator(cpu)):
+        talloc.free_tensor(b)                           # never its own: left alone
+        talloc.alloc(a)
+        talloc.free_tensor(a)
+        with pytest.raises(gg.IndexRangeError, match="a F32 .* was given back already"):
+            talloc.free_tensor(a)
+        talloc.alloc(a)
+        talloc.free_tensor(a)
+    buf = gg.alloc_ctx_tensors(ctx, cpu)
+    talloc.free_tensor(a)                               # it lies elsewhere now
+    assert buf is not None and a.buffer is not None

@@ -261,7 +261,7 @@ def test_modern_against_ggml(wheel, tmp_path):
     path = tmp_path / "jobs.json"
     path.write_text(json.dumps(jobs))
     r = subprocess.run([sys.executable, str(TESTS / "helpers" / "sched_oracle.py"), wheel, str(path)], text=True,
-                       capture_output=True, timeout=120)
+                       capture_output=True, timeout=300)
     assert r.returncode == 0, r.stderr[-2000:]
     answers = json.loads(r.stdout)
     assert len(answers) == len(kept) == 22 and seen == {"aborts": 9, "unsafe": 9}

@@ -249,7 +249,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_streams(python):
         if not child:
             os._exit(int(cache.numpy().sum()))
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), cache.numpy().sum())
-    """), TESTS, timeout=25)
+    """), TESTS)
     assert done.returncode == 0 and done.stdout.split() == ["16", "16.0"], done.stderr
 
 

@@ -110,7 +110,7 @@ def test_flags_and_nodes_are_looked_at_every_time():
     with pytest.raises(gg.ShapeError, match="must be marked as a parameter"):
         gg.opt_step_sgd(one, grad, one)
     x, y, sinks = (ctx.new_tensor(gg.F32, (1,)) for _ in range(3))
-    gg.soft_max_add_sinks(gg.soft_max_ext(x, None, 1.0, 0.0), x)
+    _ = gg.soft_max_add_sinks(gg.soft_max_ext(x, None, 1.0, 0.0), x)
     t = gg.soft_max_add_sinks(gg.soft_max_ext(y, None, 5.0, 0.0), sinks)
     assert t.src == (y, None, sinks) and t.param_floats[0] == 5
 

@@ -1,5 +1,6 @@
 """Table, contexts, tensors, views and buffers."""
 import gc
+import warnings
 
 import numpy as np
 import pytest
@@ -335,3 +336,30 @@ def test_a_name_is_text():
     x = gg.Context().new_tensor(gg.F32, (3,))
     with pytest.raises(gg.TypeMismatch, match="a name is a str"):
         x.name = 5
+
+
+def drops(source, **names):
+    """The warnings of a program that calls a builder as a statement."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        exec(compile(source, "program.py", "exec"), {"gg": gg, **names})
+    return [str(w.message) for w in seen if w.filename == "program.py"]
+
+
+def test_a_dropped_result_of_what_c_writes_into_its_argument_warns():
+    ctx = gg.Context()
+    a, b = ctx.new_tensor(gg.F32, (8, 4)), ctx.new_tensor(gg.F32, (8, 4))
+    sinks = ctx.new_tensor(gg.F32, (1,))
+    q = ctx.new_tensor(gg.F32, (8, 4, 1))
+    k, v = (ctx.new_tensor(gg.F16, (8, 4, 1)) for _ in range(2))
+    pos = ctx.new_tensor(gg.I32, (1,))
+    y, p, at = gg.mul_mat(a, b), gg.soft_max(q), gg.flash_attn_ext(q, k, v, None, 1.0, 0.0, 0.0)
+    r = gg.rope(ctx.new_tensor(gg.F32, (8, 4, 1)), pos, 4, 0)
+    for call in ("mul_mat_set_prec(y, 10)", "mul_mat_set_hint(y, 0)", "soft_max_add_sinks(p, sinks)",
+                 "flash_attn_ext_set_prec(at, 10)", "rope_set_offset(r, 4)"):
+        found = drops(f"gg.{call}", y=y, p=p, sinks=sinks, at=at, r=r)
+        name = call.partition("(")[0]
+        assert len(found) == 1 and f"gg.{name} returns a new tensor, which is dropped here" in found[0]
+        for kept in (f"z = gg.{call}", f"z = [gg.{call}]", f"print(gg.{call}.name, end='')",
+                     f"def f():\n    return gg.{call}\nz = f()"):
+            assert drops(kept, y=y, p=p, sinks=sinks, at=at, r=r) == []

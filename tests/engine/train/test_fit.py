@@ -60,6 +60,30 @@ def test_held_out_rows_are_evaluated_and_none_is_left_out():
     assert loss == pytest.approx(-np.log(p[np.arange(13), Y[:13]]).mean(), rel=1e-5)
 
 
+def test_results_of_an_evaluation_B7():
+    """Uncertainties by ggml_opt_result's formulas, over four batches; parts added are the whole."""
+    net = Net()
+    n, batch = 4 * net.x.shape[0], net.x.shape[0]
+    found = gg.train.evaluate(net.x, net.y, (X[:n], Y[:n]))
+    logits = gg.train.predict(net.x, net.y, X[:n]).astype(np.float64)
+    np.testing.assert_array_equal(found.predictions, logits.argmax(1))
+    each = np.log(np.exp(logits).sum(1)) - logits[np.arange(n), Y[:n]]
+    means = each.reshape(4, batch).mean(1)
+    assert (found.loss, found.accuracy) == tuple(found) and found.n_rows == n and len(found.batch_losses) == 4
+    assert found.loss_uncertainty == pytest.approx(np.sqrt(((means - means.mean()) ** 2).sum() / 4 / 3), rel=1e-3)
+    a = found.accuracy
+    assert found.accuracy_uncertainty == pytest.approx(np.sqrt(a * (1 - a) / (n - 1)))
+    parts = [gg.train.evaluate(net.x, net.y, (X[s], Y[s])) for s in (slice(0, batch), slice(batch, n))]
+    both = parts[0] + parts[1]
+    assert both.loss == pytest.approx(found.loss) and both.accuracy == a and both.n_rows == n
+    assert both.batch_losses == found.batch_losses and (both.predictions == found.predictions).all()
+    assert np.isnan(parts[0].loss_uncertainty)
+    summed = gg.train.evaluate(net.x, net.y, (X[:n], Y[:n]), loss="sum")
+    assert summed.predictions is None and np.isnan(summed.accuracy_uncertainty)
+    with pytest.raises(gg.TypeMismatch, match="same kind of loss"):
+        summed + found
+
+
 def test_trainings_inside_one_another_and_in_threads():
     want, outer, inner = Net().fit(epochs=2), Net(), Net()
     got = outer.fit(epochs=2, callback=lambda h: inner.fit() and None)

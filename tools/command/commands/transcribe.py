@@ -15,7 +15,8 @@ EXAMPLES = (("ggjit transcribe talk.wav -m ggml-base.bin", "segments as they com
 
 def add_arguments(c):
     c.add_file("sound", metavar="FILE", help="WAV, or what PyAV reads (pip install 'ggjit[audio]')")
-    c.add_file("-m", "--model", required=True, metavar="PATH", help="a Whisper model: whisper.cpp's .bin, or a GGUF")
+    c.add_file("-m", "--model", required=True, metavar="PATH", help="a Whisper model: whisper.cpp's .bin, or a GGUF; "
+               "or a GGUF of Moonshine")
     c.add_argument("--language", metavar="CODE", help="what is spoken: en, de, ... (what is heard in the first 30 s)")
     c.add_argument("--task", choices=TASKS, default="transcribe", help="translate: into English")
     c.add_argument("--beam", type=positive, default=1, metavar="N", help="texts that are followed at once (1)")

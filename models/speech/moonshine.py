@@ -1,0 +1,140 @@
+"""Moonshine's texts of recordings of any length: pieces of up to 30 s, cut where it is quiet.
+
+    with Silero       |--speech--|      |----speech----|        a piece each, in several if longer
+    without           |-------------|-----------------|         cut at the quietest place of a piece's last third
+
+A piece is heard whole and written by the likeliest token each time, until the model ends it.  Times are those of
+pieces: Moonshine says no others.
+"""
+import os
+
+import numpy as np
+
+from ggjit.core.arguments import typed_call
+from ggjit.models.files.sound import RATE, Sound
+from ggjit.models.networks.moonshine import LEAST, MAX_SECONDS
+from ggjit.models.speech.decoding import Decoded
+from ggjit.models.speech.speech_model import SpeechModel
+from ggjit.models.speech.transcript import Language, Segment, Transcript
+from ggjit.ops.core.errors import ParamError
+
+TOKENS_PER_SECOND = 6.5         # at most: what the model was trained with, and what stops repetitions
+QUIET = RATE // 10              # samples over which loudness is compared
+LONGEST, EARLIEST = MAX_SECONDS * RATE, 20 * RATE       # samples of a piece, and where it may be cut at the earliest
+PADDING = RATE // 5             # samples of a piece that is too short are so many at least
+CODE = "en"
+
+
+class MoonshineSpeech(SpeechModel):
+    """`m.transcribe(sound)`; `m.encode(sound)`, `m.logits(tokens)`.  Sounds: as Speech's."""
+
+    def __init__(self, network):
+        self.network = network
+        self.tokenizer = network.tokenizer
+
+    @typed_call
+    def transcribe(self, sound, language=None, task="transcribe", beam=1, timestamps=True, word_timestamps=False,
+                   prompt=None, vad=True, *, sample_rate=RATE, temperature=0.0, audio_ctx=None, progress=None):
+        """The Transcript of a recording: iterate over its segments as they come, or take `.text`.
+
+            for segment in m.transcribe("talk.wav"):
+                print(segment.start, segment.end, segment.text)
+
+        vad: True: Silero finds the pieces, where its file lies beside the model's or GGJIT_VAD names it, else they are
+        cut where it is quiet; False: without; or a SileroVad.  sample_rate: of an array.  progress: called with the
+        seconds heard so far.  The other arguments are Whisper's: Moonshine writes the one language it was trained with,
+        by the likeliest token, with times of pieces.
+        Errors: BadFile, ParamError (no samples, NaN, options), TypeMismatch, ShapeError, MissingExtra.
+        """
+        for name, value, only in (("task", task, "transcribe"), ("beam", beam, 1), ("prompt", prompt, None),
+                                  ("word_timestamps", word_timestamps, False), ("audio_ctx", audio_ctx, None),
+                                  ("temperature", temperature, 0.0)):
+            if value != only:
+                raise ParamError(f"{name} = {value!r}: Moonshine has {only!r} only; load a Whisper model for it")
+        sound = self._sound(sound, sample_rate)
+        stretches = self._stretches(sound, vad)
+        code = CODE if language is None else str(language)
+        return Transcript(sound.name, sound.seconds, sound.notes, Language(code, 1.0, {code: 1.0}),
+                          self._segments(sound, stretches, progress))
+
+    def _segments(self, sound, stretches, progress):
+        """The Segments, as they are written."""
+        n, id = sound.n_samples, 0
+        whole = [(0, n)] if stretches is None else [(int(a * RATE), min(n, int(b * RATE))) for a, b in stretches]
+        for first, end in (piece for stretch in whole for piece in cut(sound, *stretch)):
+            d = self._written(sound.read(first, end - first))
+            if d.text.strip():
+                yield Segment(id, first / RATE, end / RATE, " " + d.text.strip(), d.tokens, mean_logp=d.mean_logp,
+                              compression_ratio=d.compression_ratio)
+                id += 1
+            if progress is not None:
+                progress(end / RATE)
+
+    def _written(self, samples):
+        """The Decoded of a piece."""
+        t, n = self.tokenizer, self.network
+        most = min(n.n_text - 1, max(1, int(len(samples) / RATE * TOKENS_PER_SECOND)))
+        d, last = Decoded([], [], 0.0, 0.0, False), t.bos_id
+        with n.lock:
+            n_audio = len(n.hear(padded(samples)))
+            for past in range(most):
+                x = n.feed([[last]], past, n_audio=n_audio)[0, 0].astype(np.float64)
+                last = int(x.argmax())
+                d.logp.append(float(-np.log(np.exp(x - x[last]).sum())))
+                if last == t.eos_id:
+                    d.ended = True
+                    break
+                d.tokens.append(last)
+        d.text = t.decode(d.tokens)
+        return d
+
+    @typed_call
+    def encode(self, sound, sample_rate=RATE):
+        """The encoder's results, float32 (frames of 24 ms, dim), of a sound of up to 30 s.
+
+            m.encode("talk.wav").shape
+        """
+        sound = self._sound(sound, sample_rate)
+        with self.network.lock:
+            return self.network.hear(padded(sound.read(0, sound.n_samples))).copy()
+
+    @typed_call
+    def logits(self, tokens):
+        """float32 (n, n_vocab) after each of the tokens, about what `encode` heard last.
+
+            m.encode("talk.wav"); m.logits([m.tokenizer.bos_id])
+        """
+        n = self.network
+        return n.feed([tokens], 0, 1, list(range(len(tokens))), n.heard_frames)[0].copy()
+
+    def capture(self, patterns, sound, tokens=None):
+        """{name: float32 array} of the tensors that match, while a sound is heard and the tokens (None: the first) are
+        read.
+
+            m.capture("blk.*.enc_l_out", "talk.wav")["blk.5.enc_l_out"].shape       # (frames, dim)
+
+        Errors: as `names` and `encode`.
+        """
+        n = self.network
+        with n.lock, n.capturing(patterns) as found:
+            self.encode(sound if isinstance(sound, str | os.PathLike | Sound) else np.asarray(sound))
+            n.align([self.tokenizer.bos_id] if tokens is None else tokens, n.heard_frames)
+            return {name: values[-1] if values.ndim > len(n.names(name)[0].shape) else values
+                    for name, values in found.items()}
+
+
+def padded(samples):
+    """With silence behind, where they are too few."""
+    return samples if len(samples) >= LEAST else np.pad(samples, (0, PADDING - len(samples)))
+
+
+def cut(sound, first, end):
+    """[(first, end), ...]: pieces that can be heard at once, cut where it is quietest."""
+    out = []
+    while end - first > LONGEST:
+        x = sound.read(first + EARLIEST, LONGEST - EARLIEST)
+        loud = (x[:len(x) // QUIET * QUIET].reshape(-1, QUIET).astype(np.float64) ** 2).sum(1)
+        at = first + EARLIEST + int(loud.argmin()) * QUIET + QUIET // 2
+        out.append((first, at))
+        first = at
+    return [*out, (first, end)]

@@ -1,0 +1,52 @@
+"""Warnings to users: the line they point at is the user's, not one of the library."""
+import sys
+import warnings
+
+from ggjit.ops.core.printable import TEXT, printable
+
+_told = set()
+
+
+class GgjitWarning(UserWarning):
+    """Something was taken in a way that may not be what was meant; `warnings.filterwarnings("ignore",
+    category=gg.GgjitWarning)` silences all of them."""
+
+
+def is_of_the_library(frame):
+    """Is it a frame of ggjit, or of the standard library between two of ggjit's?"""
+    name = frame.f_globals.get("__name__", "")
+    return name == "ggjit" or name.startswith("ggjit.") or name in ("contextlib", "functools")
+
+
+def user_frame():
+    """The nearest frame outside the library, or None; and how many frames are between it and the caller."""
+    frame, n = sys._getframe(1), 0
+    while frame is not None and is_of_the_library(frame):
+        frame, n = frame.f_back, n + 1
+    return frame, n
+
+
+def called_by_user():
+    """Was the op that is being built asked for by the user's own line, not by a network or an operator?"""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("ggjit.ops.", "ggjit.tensors.repeats")):
+        frame = frame.f_back
+    return frame is not None and not is_of_the_library(frame)
+
+
+def warn(message):
+    """A GgjitWarning at the user's line."""
+    frame, n = user_frame()
+    warnings.warn(printable(message, keep=TEXT), GgjitWarning, stacklevel=n + 1 if frame is not None else 1)
+
+
+def warn_once(key, message):
+    """The same, the first time that `key` is told in this process."""
+    if key not in _told:
+        _told.add(key)
+        warn(message)
+
+
+def forget_told():
+    """Everything may be told again."""
+    _told.clear()

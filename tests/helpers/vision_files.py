@@ -1,0 +1,230 @@
+"""Small random-weight mmproj files of every projector, and libmtmd's vectors of a picture.
+
+    python -m helpers.vision_files TOOLS NAME FOLDER    writes text.gguf and vision.gguf, and vectors.npz: `I.K` is the
+                                                        K-th field of picture I, `logits` those after PROMPT
+
+A process of its own, so that no two ggml libraries meet.  libmtmd is in the xllamacpp wheel.
+"""
+import ctypes as C
+import os
+import sys
+
+import gguf
+import numpy as np
+
+from helpers import arch_files
+from helpers.vocabularies import CHAR_OF_BYTE
+
+D, FF, HEADS, LAYERS, PATCH, TEXT = 48, 64, 4, 3, 4, arch_files.SMALL["embd"]
+SIDE = {"mlp": 24, "gemma3": 32, "idefics3": 16, "pixtral": 24, "mistral3": 24}
+NAMES = tuple(SIDE)
+MTMD = "<__media__>"
+PROMPT = f"See {MTMD} and {MTMD}: which?"
+
+
+def picture(n, height, width):
+    """uint8 (height, width, 3): a smooth pattern, so that a byte more or less changes little."""
+    y, x = np.mgrid[:height, :width]
+    waves = [np.sin((k + 1 + n) * x / 9 + y / (5 + k)) for k in range(3)]
+    return np.rint(np.stack(waves, 2) * 100 + 128).astype(np.uint8)
+
+
+PICTURES = [(24, 24), (40, 61), (17, 9)]        # height, width
+
+
+def _tensors(name):
+    rms, n = name in ("pixtral", "mistral3"), {"gemma3": 4}.get(name, 2)
+    bias = () if rms else ("bias",)
+    block = {f"attn_{c}": (D, D) for c in ("q", "k", "v", "out")} | {"ffn_up": (FF, D), "ffn_down": (D, FF)}
+    out = {"v.patch_embd.weight": (D, 3, PATCH, PATCH)}
+    if not rms:
+        out |= {"v.patch_embd.bias": (D,), "v.position_embd.weight": ((SIDE[name] // PATCH) ** 2, D),
+                "v.post_ln.weight": (D,), "v.post_ln.bias": (D,)}
+    else:
+        out |= {"v.pre_ln.weight": (D,)}
+        block |= {"ffn_gate": (FF, D)}
+    for i in range(LAYERS):
+        for part, shape in block.items():
+            out |= {f"v.blk.{i}.{part}.weight": shape} | {f"v.blk.{i}.{part}.bias": shape[:1] for _ in bias}
+        for part in ("ln1", "ln2"):
+            out |= {f"v.blk.{i}.{part}.{what}": (D,) for what in ("weight", *bias)}
+    return out | {
+        "mlp": {"mm.0.weight": (96, D), "mm.0.bias": (96,), "mm.2.weight": (TEXT, 96), "mm.2.bias": (TEXT,)},
+        "gemma3": {"mm.soft_emb_norm.weight": (D,), "mm.input_projection.weight": (D, TEXT)},
+        "idefics3": {"mm.model.fc.weight": (TEXT, D * n * n)},
+        "pixtral": {"mm.1.weight": (96, D), "mm.1.bias": (96,), "mm.2.weight": (TEXT, 96), "mm.2.bias": (TEXT,),
+                    "v.token_embd.img_break": (TEXT,)},
+        "mistral3": {"mm.1.weight": (96, D), "mm.2.weight": (TEXT, 96), "mm.input_norm.weight": (D,),
+                     "mm.patch_merger.weight": (D, D * 4), "v.token_embd.img_break": (TEXT,)}}[name]
+
+
+def clip_tensors():
+    """{name: array}: LLaVA's with a class embedding, as transformers' CLIP has it; test_vision.py has its results."""
+    rng, out, side = np.random.default_rng(9), {}, SIDE["mlp"]
+
+    def put(name, *shape):
+        one = len(shape) == 1
+        x = rng.standard_normal(shape) * (0.1 if one else 1 / np.prod(shape[1:]) ** 0.5)
+        out[name] = (x + (one and "ln" in name and name.endswith("weight"))).astype(np.float32)
+
+    def both(name, *shape):
+        put(name + ".weight", *shape)
+        put(name + ".bias", shape[0])
+    put("v.patch_embd.weight", D, 3, PATCH, PATCH)
+    put("v.class_embd", D)
+    put("v.position_embd.weight", (side // PATCH) ** 2 + 1, D)
+    both("v.pre_ln", D)
+    both("v.post_ln", D)
+    for i in range(LAYERS):
+        for part, *shape in (("attn_q", D, D), ("attn_k", D, D), ("attn_v", D, D), ("attn_out", D, D),
+                             ("ffn_up", FF, D), ("ffn_down", D, FF), ("ln1", D), ("ln2", D)):
+            both(f"v.blk.{i}.{part}", *shape)
+    both("mm.0", 96, D)
+    both("mm.2", TEXT, 96)
+    return {name: x for name, x in out.items() if not name.startswith("v.post_ln")}
+
+
+def write(name, path, seed=0, without=(), n_out=TEXT, tensors=None, **keys):
+    """The mmproj file; tensors: {name: array} instead of drawn ones, of an activation that the file does not name."""
+    rng, w = np.random.default_rng(seed), gguf.GGUFWriter(str(path), "clip")
+    w.add_bool("clip.has_vision_encoder", True)
+    w.add_string("clip.projector_type", "pixtral" if name == "mistral3" else name)
+    if tensors is None:
+        w.add_bool("clip.use_silu" if name in ("pixtral", "mistral3") else "clip.use_gelu", True)
+    values = {"image_size": SIDE[name], "patch_size": PATCH, "embedding_length": D, "feed_forward_length": FF,
+              "block_count": LAYERS, "attention.head_count": HEADS, "projection_dim": n_out,
+              "attention.layer_norm_epsilon": 1e-5}
+    values |= {"idefics3": {"projector.scale_factor": 2, "preproc_image_size": 32}, "gemma3": {
+        "projector.scale_factor": 4}, "mistral3": {"spatial_merge_size": 2}}.get(name, {}) | keys
+    for key, value in values.items():
+        (w.add_float32 if isinstance(value, float) else w.add_uint32)(f"clip.vision.{key}", value)
+    w.add_array("clip.vision.image_mean", [0.5, 0.45, 0.4])
+    w.add_array("clip.vision.image_std", [0.3, 0.25, 0.28])
+    for tensor, x in (tensors or {}).items():
+        w.add_tensor(tensor, x)
+    for tensor, shape in _tensors(name).items() if tensors is None else ():
+        if tensor in without:
+            continue
+        shape = tuple(n_out if n == TEXT and not tensor.startswith("v.blk") else n for n in shape)
+        one = len(shape) == 1
+        x = rng.standard_normal(shape) * (0.1 if one else 1 / np.prod(shape[1:]) ** 0.5)
+        w.add_tensor(tensor, (x + (one and ("ln" in tensor or "norm" in tensor) and tensor.endswith("weight")))
+                     .astype(np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
+
+
+# ---------------------------------------------------------------- libmtmd
+class Text(C.Structure):
+    _fields_ = [("text", C.c_char_p), ("n", C.c_size_t), ("add_special", C.c_bool), ("parse_special", C.c_bool)]
+
+
+class Params(C.Structure):
+    _fields_ = [("use_gpu", C.c_bool), ("device", C.c_void_p), ("print_timings", C.c_bool), ("n_threads", C.c_int),
+                ("image_marker", C.c_char_p), ("media_marker", C.c_char_p), ("flash", C.c_int), ("warmup", C.c_bool),
+                ("image_min_tokens", C.c_int), ("image_max_tokens", C.c_int), ("cb_eval", C.c_void_p),
+                ("cb_eval_data", C.c_void_p), ("batch_max_tokens", C.c_int32), ("progress", C.c_void_p),
+                ("progress_data", C.c_void_p)]
+
+
+def library(L):
+    P = C.c_void_p
+    for name, result, args in (
+            ("mtmd_context_params_default", Params, ()), ("mtmd_init_from_file", P, (C.c_char_p, P, Params)),
+            ("mtmd_bitmap_init", P, (C.c_uint32, C.c_uint32, C.c_char_p)), ("mtmd_input_chunks_init", P, ()),
+            ("mtmd_tokenize", C.c_int32, (P, P, C.POINTER(Text), C.POINTER(P), C.c_size_t)),
+            ("mtmd_input_chunks_size", C.c_size_t, (P,)), ("mtmd_input_chunks_get", P, (P, C.c_size_t)),
+            ("mtmd_input_chunk_get_type", C.c_int, (P,)), ("mtmd_input_chunk_get_n_tokens", C.c_size_t, (P,)),
+            ("mtmd_helper_eval_chunks", C.c_int32, (P, P, P, C.c_int32, C.c_int32, C.c_int32, C.c_bool, P)),
+            ("mtmd_encode_chunk", C.c_int32, (P, P)), ("mtmd_get_output_embd", C.POINTER(C.c_float), (P,))):
+        f = getattr(L, name)
+        f.restype, f.argtypes = result, args
+    return L
+
+
+def chunks_of(L, context, prompt, images):
+    """Tokens of a prompt and its pictures."""
+    bitmaps = (C.c_void_p * len(images))(*(L.mtmd_bitmap_init(x.shape[1], x.shape[0], x.tobytes()) for x in images))
+    chunks = L.mtmd_input_chunks_init()
+    text = Text(prompt.encode(), len(prompt), prompt != MTMD, True)
+    assert L.mtmd_tokenize(context, chunks, C.byref(text), bitmaps, len(images)) == 0
+    return chunks
+
+
+def logits(L, context, model, prompt, images):
+    """float32 (n_vocab,) after a prompt with pictures."""
+    c, n = model.context(n_ctx=512, flash=0, kv=0), C.c_int32()
+    chunks = chunks_of(L, context, prompt, images)
+    assert L.mtmd_helper_eval_chunks(context, c.h, chunks, 0, 0, 512, True, C.byref(n)) == 0
+    L.llama_get_logits_ith.restype, L.llama_get_logits_ith.argtypes = C.POINTER(C.c_float), (C.c_void_p, C.c_int32)
+    return np.ctypeslib.as_array(L.llama_get_logits_ith(c.h, -1), (model.n_vocab,)).copy()
+
+
+def vectors(L, context, image):
+    """[float32 (n, TEXT)] of each image chunk that libmtmd makes of a picture."""
+    chunks, out = chunks_of(L, context, MTMD, [image]), []
+    for i in range(L.mtmd_input_chunks_size(chunks)):
+        chunk = L.mtmd_input_chunks_get(chunks, i)
+        if L.mtmd_input_chunk_get_type(chunk) == 1:
+            assert L.mtmd_encode_chunk(context, chunk) == 0
+            n = L.mtmd_input_chunk_get_n_tokens(chunk)
+            out.append(np.ctypeslib.as_array(L.mtmd_get_output_embd(context), (n, TEXT)).copy())
+    return out
+
+
+SPECIAL = ["<s>", "</s>", "<start_of_image>", "<end_of_image>", "<fake_token_around_image>", "<global-img>",
+           "[IMG_END]", *(f"<row_{i}_col_{j}>" for i in range(1, 4) for j in range(1, 4))]
+
+
+def write_text(tools, path, vocab=300):
+    """A small llama with a vocabulary of bytes and the pictures' tokens."""
+    base = f"{path}.base"
+    arch_files.write(tools, "llama", base, vocab=vocab)
+    old, w = gguf.GGUFReader(base), gguf.GGUFWriter(str(path), "llama")
+    for f in old.fields.values():
+        if not f.name.startswith(("GGUF.", "tokenizer.")) and f.name != "general.architecture":
+            w.add_key_value(f.name, f.contents(), f.types[0],
+                            f.types[-1] if f.types[0] == gguf.GGUFValueType.ARRAY else None)
+    tokens = [CHAR_OF_BYTE[b] for b in range(256)] + SPECIAL
+    tokens += [f"<unused{i}>" for i in range(vocab - 1 - len(tokens))] + [2 * CHAR_OF_BYTE[10]]
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("default")
+    w.add_token_list(tokens)
+    w.add_token_types([1] * 256 + [3] * (vocab - 257) + [1])
+    w.add_token_merges([" ".join(2 * CHAR_OF_BYTE[10])])
+    w.add_bos_token_id(256)
+    w.add_eos_token_id(257)
+    for t in old.tensors:
+        w.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    os.remove(base)
+    return path
+
+
+def main(tools, name, folder):
+    text, path = (os.path.join(folder, f) for f in ("text.gguf", "vision.gguf"))
+    write_text(tools, text)
+    write(name, path)
+    from peer_llamacpp import LlamaLib
+    lib = LlamaLib()                        # owns the log callback, so it has to live as long as the library is used
+    model, L = lib.load(text), library(lib.L)
+    params = L.mtmd_context_params_default()
+    params.use_gpu, params.warmup, params.n_threads, params.flash = False, False, 1, 0
+    context = L.mtmd_init_from_file(path.encode(), model.h, params)
+    assert context, lib.log[-2000:]
+    found = {}
+    for n, (h, w) in enumerate(PICTURES):
+        for v in vectors(L, context, picture(n, h, w)):
+            found[f"{n}.{len([k for k in found if k.startswith(f'{n}.')])}"] = v
+    found["logits"] = logits(L, context, model, PROMPT, [picture(n, *PICTURES[n]) for n in (2, 0)])
+    np.savez(os.path.join(folder, "vectors.npz"), **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,114 @@
+"""What a model takes from the process: announced before it is loaded, said while it runs, and as the system counts it.
+
+Each case of helpers/memory_cases.py runs in a process of its own.  Some are drawn for every run, all with `-m slow`.
+"""
+import json
+import random
+
+import numpy as np
+import pytest
+from helpers.memory_cases import CASES
+from helpers.paths import SHARED, TESTS_PATH
+from helpers.processes import ggjit, python, result
+from helpers.sample import SEED
+
+from ggjit.core.process_memory import process_memory, resident
+from ggjit.models import load_model, smollm2_path
+from ggjit.models.files import smollm2
+from ggjit.models.networks.memory import PROCESS
+from ggjit.models.networks.peak import model_peak
+from ggjit.ops.core.errors import StaleHandle
+from ggjit.ops.core.host_memory import pages
+
+MIB = 1 << 20
+DRAWN = random.Random(SEED).sample([name for name in CASES if "8192" not in name], 2)
+linux = pytest.mark.skipif(process_memory() is None, reason="the system does not tell what a process holds")
+pytestmark = linux
+
+
+def near(a, b):
+    return abs(a - b) <= max(4 * MIB, 0.01 * b)
+
+
+def case(what, name, folder):
+    """What the case's process printed; where it compiled kernels, that of a second process, which finds them."""
+    for _ in range(2):
+        r = python("from helpers.memory_cases import main; main()", what, name, folder, PYTHONPATH=TESTS_PATH,
+                   PYTHONWARNINGS="ignore", timeout=900)
+        assert r.returncode == 0, r.stderr
+        found = json.loads(r.stdout)
+        if not (found and found.get("compiled")):
+            break
+    return found
+
+
+@pytest.mark.parametrize("name", [name if name in DRAWN else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in CASES])
+def test_announced_is_taken(name, tmp_path):
+    if not SHARED.exists() and name in ("a mixture", "recurrent", "windows"):
+        pytest.skip("reference data not found (GGJIT_SHARED names its folder)")
+    if smollm2_path(missing_ok=True) is None:
+        pytest.skip("needs " + smollm2.INSTALL)
+    d, announced = case("taken", name, tmp_path), case("announced", name, tmp_path)
+    taken = d["taken"]
+    assert near(d["total"], d["process"]), d
+    for kind in ("anonymous", "file"):
+        assert near(d["said"][kind], taken[kind]) or name == "training", (kind, d)
+        if announced is not None:
+            assert near(announced[kind], taken[kind]), (kind, announced, d)
+    if "all logits" in name:                            # they exist once
+        assert d["high_water"] < d["process"] + 16 * MIB, d
+        assert d["terms"]["logits"] - d["held"] < 4 * MIB
+
+
+@pytest.fixture
+def loaded(path):
+    with load_model(path, n_threads=1, n_ctx=64) as m:
+        yield m
+
+
+def test_terms_add_up_and_follow_what_is_held(loaded):
+    m, ids = loaded, [1, 2, 3] * 10
+    before = m.memory()
+    logits = m.logits(ids)
+    use = m.memory()
+    assert use.terms["logits"] >= logits.nbytes and "logits" not in before.terms
+    assert use.anonymous + use.file + use.terms[PROCESS] == use.total == sum(use.terms.values())
+    assert near(use.total, use.process.total)
+    assert use.terms["KV cache"] >= m.kv_nbytes and use.terms["compute"] > 0
+    text, table = str(use), use._repr_html_()
+    assert "KV cache" in text and "the process says" in text and "<table>" in table
+    del logits
+    assert "logits" not in m.memory().terms
+    m.free()
+    with pytest.raises(StaleHandle):
+        m.memory()
+
+
+def test_masks_of_all_graphs_share_their_memory(loaded):
+    m = loaded
+    m.decode(list(range(40)))
+    m.decode([1])
+    steps = m._steps.plans()
+    masks = [a for step in steps for name, a in step.inputs.items() if "mask" in name]
+    assert len(masks) >= 2 and all(np.shares_memory(masks[0], a) for a in masks)
+
+
+def test_pages_count_when_they_are_touched():
+    a = pages(64 * MIB, "a test")
+    assert resident(a)[0] < 4 * MIB
+    a[:32 * MIB] = 1
+    assert 32 * MIB <= resident(a)[0] <= 36 * MIB
+    a[:] = 1
+    before = process_memory().anonymous
+    del a
+    assert before - process_memory().anonymous > 60 * MIB, "its pages go back to the system at once"
+
+
+def test_the_command_announces_all_terms(path):
+    memory = result(ggjit, "peak", path, "-c", 64, "--flash")["memory"]
+    assert {"weights", "KV cache", "compute", "inputs", PROCESS} <= memory["terms"].keys()
+    assert memory["anonymous"] + memory["file"] + memory["terms"][PROCESS] == memory["total"]
+    report = model_peak(path, n_ctx=64, flash=True, planner="ggml")
+    assert report.memory.terms["compute"] == report.peak
+    assert "Python and libraries" in ggjit("peak", path, "-c", 64).stdout

@@ -1,0 +1,246 @@
+"""Pictures in: libmtmd's vectors and logits, transformers' LLaVA, pictures as tokens, what is no picture."""
+import base64
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import vision_files as files
+from helpers.paths import TESTS
+from helpers.requirements import shared
+
+import ggjit as gg
+from ggjit.models import load_model
+from ggjit.models.files.picture import MAX_PIXELS, fitted, read_picture, resized
+from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.picture_tokens import PictureTokens
+from ggjit.models.networks.vision import Vision, VisionFile
+from ggjit.models.networks.vision_input import kept_proportions
+from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
+
+# transformers' CLIPVisionModel(...).hidden_states[-2] of clip_tensors, then the two matrices with a GELU between
+LLAVA = [[1.4664, -2.2047, 0.548, 0.1014, -1.9372], [0.6696, -1.8839, 0.1384, -0.3984, -1.6211],
+         [0.4404, -1.4522, -1.0346, -0.2973, 0.1065]]
+
+
+def vision_of(path):
+    return Vision(VisionFile(path), LoadOptions(n_threads=1, reserve=False))
+
+
+@pytest.fixture
+def small(tmp_path):
+    """(path of a llama with a vocabulary, function that loads it with a vision part)."""
+    path = files.write_text(shared("tools"), tmp_path / "text.gguf")
+
+    def load(name="gemma3", **options):
+        mmproj = files.write(name, tmp_path / f"{name}.gguf")
+        return load_model(path, n_threads=1, n_ctx=512, kv_type="F32", vision=mmproj, **options)
+    return path, load
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", files.NAMES)
+def test_against_libmtmd(name, tmp_path, need):
+    """Vectors of every field, and the logits behind a prompt with two pictures.  There, GELU is read from a table."""
+    need("xllamacpp", "llama.cpp is the oracle")
+    command = [sys.executable, "-m", "helpers.vision_files", str(shared("tools")), name, str(tmp_path)]
+    r = subprocess.run(command, cwd=TESTS, text=True, capture_output=True, timeout=300)
+    assert r.returncode == 0, r.stderr[-2000:]
+    want = np.load(tmp_path / "vectors.npz")
+    with load_model(tmp_path / "text.gguf", n_threads=1, n_ctx=512, kv_type="F32", flash=False,
+                    vision=tmp_path / "vision.gguf") as m:
+        for n, (h, w) in enumerate(files.PICTURES):
+            got = m.vision.encode(files.picture(n, h, w))
+            theirs = [want[k] for k in want if k.startswith(f"{n}.")]
+            assert [g.shape for g in got] == [t.shape for t in theirs]
+            assert m.vision.tokens_of(w, h) == sum(map(len, got)) == len(m.encode_image(files.picture(n, h, w)))
+            for ours, other in zip(got, theirs, strict=True):
+                assert abs(ours - other).max() <= 2e-3 * abs(other).max()
+        ids = ids_with_pictures(m, files.PROMPT, [files.picture(n, *files.PICTURES[n]) for n in (2, 0)])
+        got = m.decode(ids)
+        assert abs(got - want["logits"]).max() <= 2e-3 * abs(want["logits"]).max()
+
+
+def test_llava_is_that_of_transformers(tmp_path):
+    """The class embedding comes first, at position 0; its vector is left out."""
+    path = files.write("mlp", tmp_path / "v.gguf", tensors=files.clip_tensors())
+    with vision_of(path) as v:
+        got, = v.encode(files.picture(0, 24, 24))
+        np.testing.assert_allclose(got[::12, :5], LLAVA, atol=2e-4)
+
+
+# ---------------------------------------------------------------- pictures as tokens
+def test_a_text_with_pictures_is_read_in_any_batches(small):
+    _, load = small
+    picture, other = files.picture(1, 40, 61), files.picture(2, 40, 61)
+    with load("pixtral") as m:
+        ids = ids_with_pictures(m, "Is <__media__> like <__media__>?", [picture, other])
+        whole = m.logits(ids)
+        m.reset()
+        parts = np.concatenate([m.decode(ids[i:i + 29], all_logits=True) for i in range(0, len(ids), 29)])
+        np.testing.assert_allclose(parts, whole, atol=1e-4)
+        swapped = ids_with_pictures(m, "Is <__media__> like <__media__>?", [other, picture])
+        assert abs(m.logits(swapped)[-1] - whole[-1]).max() > 1e-3
+        assert ids_with_pictures(m, "Is <__media__> like <__media__>?", [picture, other]) == ids
+
+
+def test_vectors_of_gemma_see_those_behind_them(small):
+    """Batches end before a picture that does not fit them whole; the last vector changes what follows the first."""
+    _, load = small
+    picture = files.picture(1, 40, 61)
+    with load("gemma3", n_batch=8) as m:
+        ids = ids_with_pictures(m, "a long text before <__media__> and behind", [picture])
+        small_batches = m.logits(ids)
+        pictures = [i for i, id in enumerate(ids) if id >= m.n_vocab]
+        assert len(pictures) == 4 and all(len(b) <= 8 for b in m._batches(np.array(ids)))
+        cut = [b for b in m._batches(np.array(ids)) if (b >= m.n_vocab).any()]
+        assert len(cut) == 1 and (cut[0] >= m.n_vocab).sum() == 4
+    with load("gemma3") as m:
+        ids = ids_with_pictures(m, "a long text before <__media__> and behind", [picture])
+        want = m.logits(ids)
+        np.testing.assert_allclose(small_batches, want, atol=1e-4)
+        vectors = m.pictures._kept.popitem()[1][1]
+        vectors[-1] += 1
+        m.pictures._kept[m.pictures._firsts[0][1]] = m.n_vocab, vectors
+        changed = abs(m.logits(ids) - want).max(1)
+        assert changed[pictures[0]] > 1e-4 and changed[pictures[0] - 1] == 0
+    with pytest.raises(gg.ParamError, match="n_batch = 2: a picture of .* is read at once, and has 4 vectors"):
+        load("gemma3", n_batch=2)
+
+
+def test_generate_and_chat_take_pictures(small):
+    _, load = small
+    picture = files.picture(0, 24, 24)
+    with load("idefics3") as m:
+        g = m.generate("What is it?", n_predict=4, images=[picture])
+        assert g.text == m.generate("<__media__>What is it?", n_predict=4, images=[picture]).text
+        assert g.stats["prompt_tokens"] == len(g.prompt_ids) > 20 and g._repr_html_()
+        past = m.n_past
+        again = m.generate("What is it?", n_predict=4, images=[picture])
+        assert again.text == g.text and m.n_past == past
+        messages = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "Hm?"}]}]
+        p = m.chat_prompt(messages, template="chatml")
+        assert "<__media__>Hm?" in p.text and sum(i >= m.n_vocab for i in p.ids) == m.vision.tokens_of(24, 24)
+        assert m.chat(messages, 3, template="chatml", temp=0).text is not None
+        many = m.generate([g.prompt_ids, [1, 2, 3]], n_predict=4)
+        dict(many)
+        assert many.texts[0] == g.text
+
+
+def test_openai_s_form_of_a_message():
+    png = base64.b64encode(b"x").decode()
+    messages, found = without_pictures([{"role": "user", "content": [
+        {"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png}"}}]}])
+    assert messages == [{"role": "user", "content": "a<__media__>"}] and found == [b"x"]
+    for part, message in (({"type": "image_url", "image_url": {"url": "http://a/b.png"}}, "are not fetched"),
+                          ({"type": "image", "picture": "x"}, "has no picture"),
+                          ({"type": "image_url", "image_url": "data:image/png;base64,!"}, "is damaged")):
+        with pytest.raises(gg.ParamError, match=message):
+            without_pictures([{"role": "user", "content": [part]}])
+    with pytest.raises(gg.ParamError, match="stands for a picture"):
+        without_pictures([{"role": "user", "content": "say <__media__>"}])
+
+
+def test_pictures_that_were_forgotten_are_told(monkeypatch):
+    from ggjit.models.networks import picture_tokens
+    monkeypatch.setattr(picture_tokens, "MAX_NBYTES", 100)
+    p = PictureTokens(10)
+    first, second = (p.ids_of(np.full((5, 4), x, np.float32)) for x in (1, 2))
+    assert first.tolist() == [*range(10, 15)] and second.tolist() == [*range(15, 20)] and p.end == 20
+    out = np.zeros((5, 4), np.float32), np.zeros((5, 1), np.float32)
+    p.fill(second, *out)
+    assert (out[0] == 2).all() and not out[1].any()
+    with pytest.raises(gg.ParamError, match="was forgotten"):
+        p.fill(first, *out)
+
+
+def test_what_does_not_belong_together(small, tmp_path):
+    text, load = small
+    with pytest.raises(gg.ModelError, match=r"makes vectors of 32 numbers, .* reads 64"):
+        load_model(text, n_threads=1, vision=files.write("mlp", tmp_path / "w.gguf", n_out=32))
+    with pytest.raises(gg.ModelError, match="no vision part .*'llama'"):
+        load_model(text, n_threads=1, vision=text)
+    with pytest.raises(gg.ModelError, match=r"v.blk.1.attn_q.weight' is missing"):
+        load_model(text, n_threads=1, vision=files.write("mlp", tmp_path / "w.gguf", without=["v.blk.1.attn_q.weight"]))
+    with pytest.raises(gg.ModelError, match="are no vision network"):
+        load_model(text, n_threads=1, vision=files.write("mlp", tmp_path / "w.gguf", patch_size=5))
+    with load_model(text, n_threads=1) as m:
+        for call in (lambda: m.encode_image(files.picture(0, 8, 8)), lambda: m.generate("a", images=["x.png"])):
+            with pytest.raises(gg.NotSupported, match="load_model.path, vision="):
+                call()
+    with load("mlp") as m, pytest.raises(gg.ParamError, match="1 marks <__media__> in the text, 2 pictures"):
+        m.generate("a <__media__>", images=[files.picture(0, 8, 8)] * 2)
+
+
+# ---------------------------------------------------------------- pictures
+@pytest.mark.parametrize("kind", ["bilinear", "bicubic", "lanczos"])
+def test_resized_is_pillow_s(kind):
+    pillow = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng()
+    for _ in range(6):
+        h, w, n = rng.integers(1, 90, 3).tolist()
+        x = rng.integers(0, 256, (h, w, 3)).astype(np.uint8)
+        for size in ((n, h), (w, n)):               # one side; both: along the rows first
+            want = np.asarray(pillow.fromarray(x).resize(size, getattr(pillow, kind.upper())))
+            np.testing.assert_array_equal(resized(x, *size, kind), want)
+    assert (resized(x, w, h, kind) == x).all()
+
+
+def test_fitted_pictures_lie_in_the_middle():
+    x = fitted(np.full((10, 20, 3), 200, np.uint8), 40, 40, "bilinear", (1, 2, 3))
+    assert (x[:10] == (1, 2, 3)).all() and (x[10:30] == 200).all() and (x[30:] == (1, 2, 3)).all()
+
+
+def test_proportions_are_kept():
+    for width, height in ((1, 1), (5000, 3), (640, 480), (33, 4000)):
+        w, h = kept_proportions(width, height, 16, 8 * 256, 1024 * 256)
+        assert w % 16 == h % 16 == 0 and w > 0 < h and w * h <= 1024 * 256
+
+
+def test_files_and_arrays_are_the_same_picture(tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    x = files.picture(0, 13, 17)
+    pillow.fromarray(x).save(tmp_path / "x.png")
+    raw = (tmp_path / "x.png").read_bytes()
+    for source in (tmp_path / "x.png", raw, x, x.astype(np.float32) / 255, pillow.fromarray(x)):
+        np.testing.assert_array_equal(read_picture(source), x)
+    grey = read_picture(x[..., 0])
+    assert grey.shape == x.shape and (grey == x[..., :1]).all()
+    clear = np.dstack([x, np.zeros(x.shape[:2], np.uint8)])
+    assert (read_picture(clear) == 255).all()
+    for mode in ("CMYK", "P", "1", "I;16"):
+        buffer = io.BytesIO()
+        picture = pillow.fromarray(x).convert("I").point(lambda v: v * 200).convert("I;16") if mode == "I;16" else \
+            pillow.fromarray(x).convert(mode)
+        picture.save(buffer, "TIFF")
+        assert read_picture(buffer.getvalue()).shape == x.shape
+
+
+@pytest.mark.parametrize(("source", "error", "message"), [
+    ("no-such-picture.png", gg.BadFile, "no such file"), (b"not a picture", gg.BadFile, "no picture that can be read"),
+    (np.zeros((3, 4, 5), np.uint8), gg.ShapeError, r"\(3, 4, 5\)"),
+    (np.zeros((0, 4, 3), np.uint8), gg.ShapeError, "4 x 0"),
+    (np.zeros((4, 4, 3), np.int64), gg.TypeMismatch, "int64"),
+    (np.full((4, 4, 3), 3.0), gg.ParamError, "from 0 to 1"), (np.full((4, 4), np.nan), gg.ParamError, "from 0 to 1"),
+    (np.broadcast_to(np.uint8(0), (20000, 20000, 3)), gg.ParamError, f"20000 x 20000 pixels, more than {MAX_PIXELS}")])
+def test_what_is_no_picture(source, error, message):
+    pytest.importorskip("PIL.Image")
+    with pytest.raises(error, match=message):
+        read_picture(source)
+
+
+def test_damaged_files_and_bombs(tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    buffer = io.BytesIO()
+    pillow.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)).save(buffer, "PNG")
+    with pytest.raises(gg.BadFile, match="no picture that can be read"):
+        read_picture(buffer.getvalue()[:len(buffer.getvalue()) // 2])
+    bomb = io.BytesIO()
+    pillow.new("1", (20000, 20000)).save(bomb, "PNG")
+    with pytest.raises(gg.ParamError, match="make it smaller first"):
+        read_picture(bomb.getvalue())
+    frames = [pillow.fromarray(files.picture(i, 8, 9)) for i in range(3)]
+    moving = io.BytesIO()
+    frames[0].save(moving, "GIF", save_all=True, append_images=frames[1:])
+    assert read_picture(moving.getvalue()).shape == (8, 9, 3)

@@ -1,0 +1,481 @@
+"""Routes of `ggjit serve`: what is asked over HTTP, computed by a Service (service.py), in OpenAI's forms (forms.py).
+
+Every error is JSON, {"error": {"message", "type", "code"}}: 400 for what the request can mend, 401 without the key, 413
+and 408 beyond the limits, 429 where the queue is full, 501 for what this model cannot do, 503 while memory is short or
+the server stops.  A client that goes away has its sequences cancelled.
+"""
+import asyncio
+import contextlib
+import hmac
+import json
+import time
+import uuid
+
+from ggjit import __version__
+from ggjit.models.text.sampling import OPTIONS
+from ggjit.ops.core.errors import (
+    BadFile,
+    Cancelled,
+    GgjitError,
+    IndexRangeError,
+    MissingExtra,
+    ModelError,
+    NotSupported,
+    OutOfMemory,
+    ParamError,
+    QueueFull,
+    ShapeError,
+    TypeMismatch,
+    extra,
+)
+from ggjit.tools.serve import forms
+
+PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}         # without a key, as in llama.cpp
+STATUS = ((QueueFull, 429, "rate_limit_error"), (NotSupported, 501, "not_supported_error"),
+          (MissingExtra, 501, "not_supported_error"), (OutOfMemory, 503, "unavailable_error"),
+          (Cancelled, 503, "unavailable_error"), (ModelError, 501, "not_supported_error"),
+          *((kind, 400, "invalid_request_error") for kind in (BadFile, ParamError, TypeMismatch, ShapeError,
+                                                                           IndexRangeError)))
+MAX_TEXTS = 2048                # of one embeddings or rerank request
+
+
+class BadRequest(Exception):
+    """A request that ends with this status."""
+
+    def __init__(self, status, message, kind="invalid_request_error"):
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+def error_body(error):
+    """(status, JSON) of an error."""
+    if isinstance(error, BadRequest):
+        status, kind = error.status, error.kind
+    else:
+        status, kind = next(((s, k) for of, s, k in STATUS if isinstance(error, of)), (500, "server_error"))
+    message = str(error) if isinstance(error, BadRequest | GgjitError) else f"{type(error).__name__}: {error}"
+    return status, {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+class Limits:
+    """body_nbytes of a request; seconds that one may take, None: any; key: that requests must show, None: none."""
+
+    def __init__(self, body_nbytes=8 << 20, seconds=None, key=None):
+        self.body_nbytes, self.seconds, self.key = body_nbytes, seconds, key
+
+
+class ModelServer:
+    """The routes over one Service.  name: what the model is called.  template: of chats, as for `m.chat_prompt`."""
+
+    def __init__(self, service, limits=None, name=None, template=None):
+        self.service, self.limits, self.template = service, limits or Limits(), template
+        self.name = name or str(getattr(service.model.file, "path", "model")).rpartition("/")[2]
+
+    # ------------------------------------------------------------ the application
+    def app(self):
+        """The ASGI application.  Errors: MissingExtra without starlette."""
+        extra("starlette", "serve")
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+        gets = {self.health: ("/health", "/v1/health"), self.models: ("/models", "/v1/models"),
+                self.metrics: ("/metrics",), self.slots: ("/slots",), self.props: ("/props",)}
+        posts = {self.chat: ("/v1/chat/completions", "/chat/completions"),
+                 self.completions: ("/v1/completions", "/completions"),
+                 self.embeddings: ("/v1/embeddings", "/embeddings"),
+                 self.rerank: ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"),
+                 self.tokenize: ("/tokenize",), self.detokenize: ("/detokenize",),
+                 self.apply_template: ("/apply-template",), self.slot_action: ("/slots/{id}",)}
+        routes = [Route(path, self._handler(f), methods=[method]) for method, table in (("GET", gets), ("POST", posts))
+                  for f, paths in table.items() for path in paths]
+        return Starlette(routes=routes, exception_handlers={404: self._unknown, 405: self._unknown})
+
+    def _handler(self, answer):
+        """The route's function: key, limits, errors."""
+        from starlette.requests import Request
+
+        async def handle(request: Request):
+            try:
+                self._check_key(request)
+                body = await self._body(request) if request.method == "POST" else {}
+                return await answer(request, body)
+            except Exception as e:
+                self.service.n_requests["error"] += 1
+                return _json(*reversed(error_body(e)), {"Retry-After": "1"} if isinstance(e, QueueFull) else None)
+        return handle
+
+    async def _unknown(self, request, error):
+        status = error.status_code
+        words = f"{request.method} {request.url.path} is nothing that ggjit serves; docs/serving.md lists what is"
+        return _json(*reversed(error_body(BadRequest(status, words))))
+
+    def _check_key(self, request):
+        key = self.limits.key
+        if key is None or request.url.path in PUBLIC:
+            return
+        given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
+        if not hmac.compare_digest(given.encode(), key.encode()):
+            raise BadRequest(401, "the API key is wrong or missing; send it as `Authorization: Bearer KEY`",
+                          "authentication_error")
+
+    async def _body(self, request):
+        """The JSON object of a request.  Errors: BadRequest."""
+        most, data = self.limits.body_nbytes, bytearray()
+        async with _limit(self.limits.seconds):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > most:
+                    raise BadRequest(413, f"the request has more than {most:,} bytes; send less, or start the server "
+                                          f"with a larger --max-request")
+        try:
+            body = json.loads(data or b"{}")
+        except (ValueError, RecursionError) as e:
+            raise BadRequest(400, f"the request is no JSON: {e}") from None
+        if not isinstance(body, dict):
+            raise BadRequest(400, "the request is no JSON object")
+        return body
+
+    @property
+    def _sees(self):
+        """Does the model read pictures?"""
+        return getattr(self.service.model, "vision", None) is not None
+
+    # ------------------------------------------------------------ about the server
+    async def health(self, request, body):
+        if self.service.is_stopping:
+            raise BadRequest(503, "the server is stopping", "unavailable_error")
+        return _json({"status": "ok"})
+
+    async def models(self, request, body):
+        m = self.service.model
+        meta = {"n_ctx": getattr(m, "n_ctx", None), "n_ctx_train": getattr(m, "n_ctx_train", None),
+                "n_embd": getattr(m, "n_embd", None), "n_vocab": getattr(m, "n_vocab", None),
+                "size": m.weights.nbytes}
+        return _json({"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "ggjit",
+                                                  "created": int(self.service.started), "meta": meta}]})
+
+    async def metrics(self, request, body):
+        from starlette.responses import PlainTextResponse
+        lines = []
+        for name, (value, kind, help) in self.service.counts().items():
+            lines += [f"# HELP llamacpp:{name} {help}.", f"# TYPE llamacpp:{name} {kind}", f"llamacpp:{name} {value:g}"]
+        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+    async def slots(self, request, body):
+        return _json(self.service.slots())
+
+    async def slot_action(self, request, body):
+        raise NotSupported("sequences are no slots here: prefixes are kept by themselves, and shared by all requests; "
+                           "m.save_state in Python writes the state of a text")
+
+    async def props(self, request, body):
+        m, defaults = self.service.model, {name: o.default for name, o in OPTIONS.items() if name != "logit_bias"}
+        return _json({"default_generation_settings": {"n_ctx": getattr(m, "n_ctx", None), "params": defaults},
+                      "total_slots": getattr(m, "n_seqs", 1), "model_path": str(m.file.path), "model_alias": self.name,
+                      "chat_template": m.file.metadata.get("tokenizer.chat_template", ""),
+                      "modalities": {"vision": self._sees, "audio": False}, "build_info": f"ggjit {__version__}"})
+
+    # ------------------------------------------------------------ tokens
+    async def tokenize(self, request, body):
+        m, text = self.service.model, forms.field(body, "content", str, "")
+        ids = await self.service.prepared(m.tokenize, text, forms.field(body, "parse_special", bool, True),
+                                          forms.field(body, "add_special", bool, False))
+        if not forms.field(body, "with_pieces", bool, False):
+            return _json({"tokens": ids})
+        pieces = [m.tokenizer.piece(id, special=True) for id in ids]
+        return _json({"tokens": [{"id": id, "piece": _text_or_bytes(p)} for id, p in zip(ids, pieces, strict=True)]})
+
+    async def detokenize(self, request, body):
+        ids = forms.field(body, "tokens", list, [])
+        return _json({"content": await self.service.prepared(self.service.model.detokenize, ids, True) if ids else ""})
+
+    async def apply_template(self, request, body):
+        return _json({"prompt": (await self._chat_prompt(body, forms.Tools(body))).text})
+
+    async def _chat_prompt(self, body, tools):
+        m = self.service.model
+        messages = forms.messages_of(body, self._sees)
+        knows = "tools" in (self.template or m.file.metadata.get("tokenizer.chat_template", ""))
+        variables = forms.field(body, "chat_template_kwargs", dict, {})
+        return await self.service.prepared(m.chat_prompt, tools.shown(messages, knows),
+                                           (tools.given or None) if knows else None, template=self.template,
+                                           **variables)
+
+    # ------------------------------------------------------------ vectors and scores
+    async def embeddings(self, request, body):
+        given = body.get("input", body.get("content"))
+        texts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+        if len(texts) > MAX_TEXTS or not all(isinstance(t, str | list) and t for t in texts):
+            raise ParamError(f"input is a text that is not empty, a list of token ids, or a list of at most "
+                             f"{MAX_TEXTS} of these")
+        form = body.get("encoding_format", "float")
+        if form not in ("float", "base64"):
+            raise ParamError(f'encoding_format is {form!r}, expected "float" or "base64"')
+        m, n_tokens = self.service.model, 0
+
+        def vectors():
+            ids = [m.tokenize(t) if isinstance(t, str) else t for t in texts]
+            return [m.embed_ids(i) for i in ids], sum(map(len, ids))
+        found, n_tokens = await self._limited(self.service.computed(vectors))
+        return _json({"object": "list", "model": self.name,
+                      "data": [{"object": "embedding", "index": i, "embedding": _vector(v, form)}
+                               for i, v in enumerate(found)],
+                      "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens}})
+
+    async def rerank(self, request, body):
+        query, texts = forms.field(body, "query", str), forms.field(body, "documents", list, body.get("texts") or [])
+        texts = [t.get("text") if isinstance(t, dict) else t for t in texts]
+        if not query or not texts or len(texts) > MAX_TEXTS or not all(isinstance(t, str) for t in texts):
+            raise ParamError(f"rerank takes a query, and 1 to {MAX_TEXTS} documents, all of them texts")
+        n = forms.whole(body, ("top_n",), 1, MAX_TEXTS, len(texts))
+        scores = await self._limited(self.service.computed(self.service.model.rerank, query, texts))
+        order = sorted(range(len(texts)), key=lambda i: -scores[i])[:n]
+        return _json({"object": "list", "model": self.name,
+                      "results": [{"index": i, "relevance_score": float(scores[i])} for i in order]})
+
+    async def _limited(self, awaitable):
+        async with _limit(self.limits.seconds):
+            return await awaitable
+
+    # ------------------------------------------------------------ texts
+    async def chat(self, request, body):
+        tools = forms.Tools(body)
+        grammar = forms.grammar_of(body)
+        if tools and grammar and tools.choice == "required":
+            raise ParamError("tools that are required and a response_format or grammar hold the same answer to two "
+                             "forms; leave one of them out")
+        options = forms.options(body) | (tools.grammar() if tools and not grammar else grammar)
+        prompt = await self._chat_prompt(body, tools)
+        n_predict = forms.whole(body, ("max_completion_tokens", "max_tokens", "n_predict"), -1, 1 << 30)
+        return await self._answer(request, body, ChatForm(self.name, tools), prompt.ids, n_predict, options)
+
+    async def completions(self, request, body):
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, list) and any(not isinstance(id, int) for id in prompt):
+            raise ParamError("prompt is a text or a list of token ids; send several prompts as several requests")
+        if not isinstance(prompt, str | list):
+            raise ParamError("prompt is missing: a text or a list of token ids")
+        n_predict = forms.whole(body, ("max_tokens", "n_predict"), -1, 1 << 30)
+        echo = prompt if isinstance(prompt, str) and forms.field(body, "echo", bool, False) else ""
+        return await self._answer(request, body, TextForm(self.name, echo), prompt, n_predict,
+                                  forms.options(body) | forms.grammar_of(body))
+
+    async def _answer(self, request, body, form, prompt, n_predict, options):
+        n = forms.whole(body, ("n",), 1, forms.MAX_CHOICES, 1)
+        stream = forms.field(body, "stream", bool, False)
+        options |= {"stop": forms.stops(body), "logprobs": forms.top_logprobs(body, form.is_chat)}
+        form.has_logprobs = options["logprobs"] is not None
+        with_usage = (forms.field(body, "stream_options", dict) or {}).get("include_usage", False)
+        deadline = None if self.limits.seconds is None else time.monotonic() + self.limits.seconds
+        choices = []
+        try:
+            for i in range(n):
+                seed = options.get("seed")
+                own = options | ({"seed": seed + i} if isinstance(seed, int) else {})
+                choices.append(await self.service.submit(prompt, n_predict, **own))
+            if stream:
+                return self._stream(request, form, choices, deadline, with_usage)
+            async with _watched(request, lambda: self._cancel(choices)):
+                texts = await asyncio.gather(*(self._whole(c, deadline) for c in choices))
+        finally:
+            if not stream or len(choices) < n:
+                self._cancel(choices)
+        self.service.n_requests["ok"] += 1
+        runs = [c.sequence.run for c in choices]
+        found = [form.choice(i, text, run) for i, (text, run) in enumerate(zip(texts, runs, strict=True))]
+        return _json(form.whole(found, forms.usage(runs, choices[0].sequence.n_shared)))
+
+    def _cancel(self, choices):
+        for c in choices:
+            if c.sequence.state != "ended":
+                self.service.cancel(c)
+
+    async def _whole(self, choice, deadline):
+        async with _limit(None if deadline is None else deadline - time.monotonic()):
+            return "".join([piece async for piece, _ in choice])
+
+    def _stream(self, request, form, choices, deadline, with_usage):
+        from starlette.responses import StreamingResponse
+
+        async def watched():
+            async with _watched(request, lambda: self._cancel(choices)):
+                async for event in self._events(form, choices, deadline, with_usage):
+                    yield event
+        return StreamingResponse(watched(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _events(self, form, choices, deadline, with_usage):
+        """ModelServer-sent events, one a piece of any choice; then the usage, and [DONE]."""
+        queue, tasks = asyncio.Queue(), []
+
+        async def pump(i, choice):
+            try:
+                seen = 0
+                async for piece, n in choice:
+                    await queue.put(form.delta(i, piece, choice.sequence.run.answer.scored[seen:n] if form.has_logprobs
+                                               else None))
+                    seen = n
+                await queue.put((i, None))
+            except Exception as e:
+                await queue.put(e)
+        try:
+            tasks = [asyncio.ensure_future(pump(i, c)) for i, c in enumerate(choices)]
+            for event in form.first(len(choices)):
+                yield _event(event)
+            left = len(choices)
+            while left:
+                async with _limit(None if deadline is None else deadline - time.monotonic()):
+                    got = await queue.get()
+                if isinstance(got, Exception):
+                    raise got
+                if isinstance(got, tuple):
+                    left -= 1
+                    for event in form.last(got[0], choices[got[0]].sequence.run):
+                        yield _event(event)
+                elif got is not None:
+                    yield _event(got)
+            if with_usage:
+                runs = [c.sequence.run for c in choices]
+                yield _event(form.chunk([]) | {"usage": forms.usage(runs, choices[0].sequence.n_shared)})
+            self.service.n_requests["ok"] += 1
+            yield "data: [DONE]\n\n"
+        except Exception as e:                  # the status was sent: the error is an event
+            self.service.n_requests["error"] += 1
+            yield _event(error_body(e)[1])
+        finally:
+            for t in tasks:
+                t.cancel()
+            self._cancel(choices)
+
+
+# ---------------------------------------------------------------- forms of answers
+class TextForm:
+    """/v1/completions."""
+    is_chat, kind, chunk_kind, prefix = False, "text_completion", "text_completion", "cmpl"
+
+    def __init__(self, name, echo=""):
+        self.name, self.echo, self.has_logprobs = name, echo, False
+        self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+
+    def _of(self, kind, choices):
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.name, "choices": choices}
+
+    def whole(self, choices, usage):
+        return self._of(self.kind, choices) | {"usage": usage}
+
+    def chunk(self, choices):
+        return self._of(self.chunk_kind, choices)
+
+    def choice(self, i, text, run):
+        logprobs = forms.text_logprobs(run.answer.scored, len(self.echo)) if self.has_logprobs else None
+        return {"index": i, "text": self.echo + text, "logprobs": logprobs, "finish_reason": forms.finish_reason(run)}
+
+    def first(self, n):
+        return [self.delta(i, self.echo, None) for i in range(n)] if self.echo else []
+
+    def delta(self, i, piece, tokens):
+        logprobs = forms.text_logprobs(tokens) if tokens is not None else None
+        return self.chunk([{"index": i, "text": piece, "logprobs": logprobs, "finish_reason": None}])
+
+    def last(self, i, run):
+        return [self.chunk([{"index": i, "text": "", "logprobs": None, "finish_reason": forms.finish_reason(run)}])]
+
+
+class ChatForm(TextForm):
+    """/v1/chat/completions.  Text that may be a tool call is held back in a stream until that is known."""
+    is_chat, kind, chunk_kind, prefix = True, "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def __init__(self, name, tools):
+        super().__init__(name)
+        self.tools, self._texts, self._shown = tools, {}, {}
+
+    def _calls(self, text, i):
+        return forms.calls_of(text, f"{self.id[-12:]}_{i}") if self.tools else (text, [])
+
+    def choice(self, i, text, run):
+        text, calls = self._calls(text, i)
+        message = {"role": "assistant", "content": text if text or not calls else None}
+        message |= {"tool_calls": [{k: v for k, v in c.items() if k != "index"} for c in calls]} if calls else {}
+        logprobs = forms.chat_logprobs(run.answer.scored) if self.has_logprobs else None
+        return {"index": i, "message": message, "logprobs": logprobs,
+                "finish_reason": "tool_calls" if calls else forms.finish_reason(run)}
+
+    def _delta(self, i, delta, tokens=None, finish_reason=None):
+        logprobs = forms.chat_logprobs(tokens) if tokens is not None else None
+        return self.chunk([{"index": i, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}])
+
+    def first(self, n):
+        return [self._delta(i, {"role": "assistant", "content": ""}) for i in range(n)]
+
+    def delta(self, i, piece, tokens):
+        if self.tools:
+            text = self._texts[i] = self._texts.get(i, "") + piece
+            at = text.find("<")                     # what may begin <tool_call>
+            shown = self._shown.get(i, 0)
+            safe = at if at >= 0 and _may_begin(text[at:], forms.CALL) else len(text)
+            if safe <= shown:
+                return None if tokens is None else self._delta(i, {}, tokens)
+            piece, self._shown[i] = text[shown:safe], safe
+        return self._delta(i, {"content": piece}, tokens)
+
+    def last(self, i, run):
+        text, shown = self._texts.get(i, ""), self._shown.get(i, 0)
+        before, calls = self._calls(text, i)
+        if not calls:
+            rest = [self._delta(i, {"content": text[shown:]})] if text[shown:] else []
+            return [*rest, self._delta(i, {}, None, forms.finish_reason(run))]
+        rest = [self._delta(i, {"content": before[shown:]})] if before[shown:] else []
+        return [*rest, self._delta(i, {"tool_calls": calls}), self._delta(i, {}, None, "tool_calls")]
+
+
+def _may_begin(text, word):
+    return text.startswith(word) or word.startswith(text)
+
+
+# ---------------------------------------------------------------- small parts
+def _json(content, status=200, headers=None):
+    from starlette.responses import JSONResponse
+    return JSONResponse(content, status, headers)
+
+
+def _event(content):
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def _vector(v, form):
+    if form == "float":
+        return [float(x) for x in v]
+    import base64
+    return base64.b64encode(v.astype("<f4").tobytes()).decode()
+
+
+def _text_or_bytes(piece):
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+@contextlib.asynccontextmanager
+async def _limit(seconds):
+    """What is awaited inside may take so long.  Errors: BadRequest."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise BadRequest(408, "the request took longer than the server allows; ask for fewer tokens, or start it with "
+                              "a larger --timeout", "timeout_error") from None
+
+
+@contextlib.asynccontextmanager
+async def _watched(request, gone):
+    """Inside, `gone` is called when the client goes away."""
+    async def watch():
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone()
+    watcher = asyncio.ensure_future(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
