@@ -372,7 +372,7 @@ class Network:
                 self.growth_of_text.term("tokenizer"), self._code.term("code"), process_term(self._before)]
 
     def _kept_buffers(self):
-        """Buffers of what is kept of texts."""
+        """Buffers that keep state of texts, such as KV caches."""
         return ()
 
     def _kept_terms(self):
