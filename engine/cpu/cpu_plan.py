@@ -13,6 +13,7 @@ from ggjit.cpu.check import require_right
 from ggjit.cpu.fusion import fuse_nodes
 from ggjit.cpu.repacked import RepackBuffer, is_repacked, kernel_of, repacked_ids
 from ggjit.cpu.sharing import least_nanoseconds
+from ggjit.cpu.thread_choice import choice_of
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import BARRIER_AFTER
 from ggjit.graphs.graph_plan import Plan
@@ -105,6 +106,9 @@ class CPUPlan(Plan):
         super()._lay_out(places)
         tasks, at = np.array(self._tasks(), np.int64), np.array(self._starts[:-1], np.int64)
         self.n_used = int(tasks.max(initial=1))
+        self.cost = sum(k.cost for k in self.kernels)
+        own = any(hasattr(k, "code") for k in self.kernels)     # functions of users get the threads they asked for
+        self.thread_choice = None if own else choice_of(self.n_used, self.cost)
         alone = (tasks == 1) & (np.append(tasks, 1)[1:] == 1)
         self.rows[at + N_TASKS], self.rows[at + N_FLAGS] = tasks, np.where(alone, 0, BARRIER_AFTER)
 

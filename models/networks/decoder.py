@@ -36,10 +36,19 @@ from ggjit.ops.core.progress import counted
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.matmul.choices import columns_apart
 
-KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0")
+KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 MAX_SEQS = 256                          # texts at once
 MAX_CELLS = 1 << 30
 APART = -1                              # in a graph's shape, in place of the number of page tables
+
+
+def _kv_types(asked):
+    """(type of keys, of values) of "F16", "Q8_0/Q4_0" or a pair.  Errors: ParamError."""
+    names = asked if isinstance(asked, list | tuple) else str(asked).split("/")
+    if len(names) not in (1, 2):
+        raise ParamError(f"kv_type is {asked!r}, expected a type, or one of keys and one of values: \"Q8_0/Q4_0\"")
+    types = [BY_NAME[one_of("kv_type", str(name).upper(), KV_TYPES).lower()] for name in names]
+    return types[0], types[-1]
 
 
 @typed_methods
@@ -56,7 +65,7 @@ class Decoder(Network):
         self.flash = bool(options.flash)
         self.n_batch = integer("n_batch", options.n_batch, 1, MAX_CTX)
         self.n_seqs = integer("n_seqs", self.N_SEQS if options.n_seqs is None else options.n_seqs, 1, MAX_SEQS)
-        self.kv_type = BY_NAME[one_of("kv_type", str(options.kv_type).upper(), KV_TYPES).lower()]
+        self.kv_type, self.v_type = _kv_types(options.kv_type)
         self.rope_changes = rope_options(options.rope)
         super().__init__(file, options)
 

@@ -110,7 +110,10 @@ def add_strict(c):
 
 
 def add_kv_type(c):
-    c.add_argument("--kv-type", default="F16", metavar="TYPE", help="type of the KV cache: F16 or F32 (F16)")
+    c.add_argument("--kv-type", default="F16", metavar="TYPE",
+                   help="type of the KV cache: F16, F32, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL; Q8_0/Q4_0: of "
+                   "keys and of values (F16)")
+
 
 
 def add_gpu(c):
