@@ -26,4 +26,5 @@ from ggjit.models.networks.evaluate import measure_imatrix, perplexity
 from ggjit.models.networks.finetune import finetune
 from ggjit.models.networks.load import load_model
 from ggjit.models.networks.silero import load_vad
+from ggjit.models.networks.tensor_split import tensor_split
 from ggjit.models.speech.speech import load_speech
