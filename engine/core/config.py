@@ -5,6 +5,7 @@
     GGJIT_THREADS    default thread count of CPU backends (default: the cores this process may use, without the
                      efficiency cores of hybrid processors)
     GGJIT_TUNE       off | 1 | 2 | 4 | 8: rows of a decode tile by the rule, or given, not measured
+    GGJIT_CUSTOM     unchecked: first runs of your own ops are not checked for writes outside their arrays
     GGJIT_DEBUG      comma list: `plan` prints every plan as it is made; `poison` fills computed tensors with NaN bytes
                      before each run; `validate` checks every memory plan with the independent validator; `check`
                      compares every node of every run with its NumPy reference (slow); `sched` prints splits, causes and

@@ -9,6 +9,7 @@
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn
     tensor_split.py     weights and caches cut between devices
     offload.py          layers on a GPU; device_map.py: over several devices; layout.py: which weights are repacked
+    diff.py             where two models part: errors of named tensors
     bulk.py             many texts, in parts, on the workers of a cluster
     speech_network.py   speech networks: sound is heard, text is written; whisper.py, moonshine.py: two of them
     silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
@@ -17,4 +18,5 @@
     evaluate.py         perplexity, KL divergence, importance matrices
     finetune.py         LoRA adapters trained; training.py: the loss as a graph
     peak.py             the peak memory of a model, measured without loading it; memory.py: what it takes, by term
+    fit.py              the best setting within so much memory
 """

@@ -19,7 +19,7 @@ from ggjit.models.networks import context_shift, saved_state
 from ggjit.models.networks import decoder_graph as graphs
 from ggjit.models.networks.kv_cells import KVCells, whole_pages
 from ggjit.models.networks.load_options import LoadOptions
-from ggjit.models.networks.memory import MemoryTerm, terms_of_leaves
+from ggjit.models.networks.memory import MemoryTerm, expected_in, terms_of_leaves
 from ggjit.models.networks.network import Network
 from ggjit.models.networks.picture_tokens import PictureTokens
 from ggjit.models.networks.pooling import RANK, Pooling
@@ -36,9 +36,19 @@ from ggjit.ops.core.progress import counted
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.matmul.choices import columns_apart
 
-KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0")
+KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 MAX_SEQS = 256                          # texts at once
 MAX_CELLS = 1 << 30
+APART = -1                              # in a graph's shape, in place of the number of page tables
+
+
+def _kv_types(asked):
+    """(type of keys, of values) of "F16", "Q8_0/Q4_0" or a pair.  Errors: ParamError."""
+    names = asked if isinstance(asked, list | tuple) else str(asked).split("/")
+    if len(names) not in (1, 2):
+        raise ParamError(f"kv_type is {asked!r}, expected a type, or one of keys and one of values: \"Q8_0/Q4_0\"")
+    types = [BY_NAME[one_of("kv_type", str(name).upper(), KV_TYPES).lower()] for name in names]
+    return types[0], types[-1]
 
 
 @typed_methods
@@ -55,7 +65,7 @@ class Decoder(Network):
         self.flash = bool(options.flash)
         self.n_batch = integer("n_batch", options.n_batch, 1, MAX_CTX)
         self.n_seqs = integer("n_seqs", self.N_SEQS if options.n_seqs is None else options.n_seqs, 1, MAX_SEQS)
-        self.kv_type = BY_NAME[one_of("kv_type", str(options.kv_type).upper(), KV_TYPES).lower()]
+        self.kv_type, self.v_type = _kv_types(options.kv_type)
         self.rope_changes = rope_options(options.rope)
         super().__init__(file, options)
 
@@ -130,8 +140,16 @@ class Decoder(Network):
             [term for kind, leaves in terms.items() for term in terms_of_leaves(kind, leaves)]
 
     def expected_kept(self):
-        sizes = {kind: sum(t.nbytes for t in leaves) for kind, leaves in graphs.kept_by_kind(self).items()}
-        return [MemoryTerm(kind, nbytes, nbytes) for kind, nbytes in sizes.items()]
+        kinds = graphs.kept_by_kind(self)
+        if len(kinds) < 2:
+            return [term for kind in kinds for term in expected_in(kind, self._kept_buffers(), self)]
+        found = {}                          # states and caches of different layers lie in one buffer
+        for kind, leaves in kinds.items():
+            for t in leaves:
+                device = None if t.buffer.buft.device is self.backend.device else t.buffer.buft.device.name
+                found[kind, device] = found.get((kind, device), 0) + t.nbytes
+        return [MemoryTerm(kind, n, n) if device is None else MemoryTerm(kind, n, device=device)
+                for (kind, device), n in found.items()]
 
     @property
     def kv_nbytes(self):
@@ -152,6 +170,7 @@ class Decoder(Network):
         if shape[0] == context_shift.NAME:
             return context_shift.rotation_graph(self, ctx, shape[1:])
         n_tokens, n_kv, n_out, hidden, n_seqs, n_tables, pictures = (*shape, *(False, 1, 0, False)[len(shape) - 3:])
+        n_tables = max(n_tables, 0)
         about = self.description
         inputs = self._inputs(n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
@@ -167,7 +186,7 @@ class Decoder(Network):
         return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
 
     def _made(self, shape):
-        if len(shape) < 6 or shape[0] == context_shift.NAME or shape[5] < 2:
+        if len(shape) < 6 or shape[0] == context_shift.NAME or shape[5] in (0, 1):
             return super()._made(shape)
         with columns_apart():           # every text has the bits that it has alone
             return super()._made(shape)
@@ -190,7 +209,7 @@ class Decoder(Network):
         return [(n, self.cells.rounded(n), 1, False, 1) for n in (1, 4, 64) if n <= self.n_ctx]
 
     def _later_shapes(self):
-        """A prompt is followed by single tokens."""
+        """Shapes of the steps that follow a prompt: single tokens."""
         return self._common_shapes()[:1]
 
     def _compared_shapes(self):
@@ -208,16 +227,20 @@ class Decoder(Network):
         out[...] = rows
         return out
 
-    def _filled(self, runs, state_rows, all_rows=False, hidden=False):
+    def _filled(self, runs, state_rows, all_rows=False, hidden=False, apart=False):
         """The planned graph for a batch, with its inputs."""
-        n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
         n_tables = self._n_tables(runs)
-        shape = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
-        pictures = self.vision is not None and any((ids >= self.n_vocab).any() for _, ids in runs)
-        shape += (n_runs if self.recurrent else 1, *([n_tables] if n_tables or pictures else ()), *[True] * pictures)
-        step = self._step(shape)
+        step = self._step(self._shape(runs, n_tables, all_rows, hidden, apart))
         self._fill(step.inputs, runs, state_rows, n_tables)
         return step
+
+    def _shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
+        """Of the graph of a batch.  apart: of one text, each token with the bits that it has alone."""
+        n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
+        shape = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
+        pictures = self.vision is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)
+        more = (APART,) if apart else (n_tables,) if n_tables or pictures else ()
+        return *shape, n_runs if self.recurrent else 1, *more, *[True] * pictures
 
     def _n_tables(self, runs):
         """Page tables of a batch: one of a text, or one for each of several that have a token each; 0: none, since the
@@ -270,7 +293,7 @@ class Decoder(Network):
 
     @property
     def _weights_as_read(self):
-        """Was no weight written to since the text began?"""
+        """Is every weight as it was when the text began?"""
         return self._read_with == self._weight_versions()
 
     @property
@@ -354,6 +377,44 @@ class Decoder(Network):
         with self._lock:
             out = self._fed(ids, all_logits)
             return out if all_logits else out[-1]
+
+    def decode_apart(self, ids):
+        """As `decode` with all_logits, of at most n_batch ids after others; each row has the bits that it has where its
+        token is fed alone.  Not for recurrent layers, nor while values are kept or replaced."""
+        with self._lock:
+            self.cache_owner, text = None, self.text
+            ids, n = self._checked_ids(ids, min(self.n_ctx - len(text.ids), self.n_batch)), len(text.ids)
+            if text.broken:
+                self._read_again(text)
+            try:
+                step = self._filled([(text, ids)], [0], True, apart=True)
+                rows = step.run().reshape(-1, self.n_vocab).copy()
+                text.add(ids, 0)
+            except BaseException:
+                text.cut(n, 0)
+                raise
+            return rows
+
+    def plan_apart(self, n):
+        """Make the plan that `decode_apart` of n ids uses next."""
+        with self._lock:
+            self._step(self._shape([(self.text, range(n))], 0, True, apart=True))
+
+    @property
+    def is_watched(self):
+        """Are values of it kept or replaced (networks/hooks.py)?"""
+        return self._hooks.wanted is not None
+
+    def cut_text(self, n):
+        """Forget all but the first n tokens of the text so far.  Errors: ParamError; NotSupported for recurrent layers,
+        which know the whole text only."""
+        with self._lock:
+            n = integer("n", n, 0, self.n_past)
+            if n < self.n_past:
+                if self.recurrent:
+                    raise NotSupported("recurrent layers know the whole text only; m.reset() and read what shall stay")
+                self.text.cut(n, self.text.state_row)
+                self.cache_owner = None
 
     def _fed(self, ids, all_rows, hidden=False):
         """Rows of logits, hidden states (True), or a classifier's numbers (RANK): after all tokens, or after the
@@ -537,6 +598,9 @@ class Decoder(Network):
         logprobs: a number k; then every one of `.tokens` has the log-probability that the model gave it, before
         sampling and grammars, and the k likeliest tokens there; stats["logprobs"] holds them for JSON.
         `.text`: the whole text, `.tokens`: its tokens (models/text/generation.py); in a notebook cell both are shown.
+        speculative: "lookup" or a smaller Decoder of the same vocabulary guess what follows; several tokens are
+        computed at once, and those that are right are kept: the text is the same, faster where guesses come true; where
+        they do not pay, they end.  stats["drafted_tokens"], stats["accepted_tokens"] count them.
         cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
         the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
         A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.

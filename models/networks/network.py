@@ -17,17 +17,17 @@ from ggjit.models.core.checks import FIND_BROKEN, BrokenValues, integer
 from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.gguf import StringArray
 from ggjit.models.files.weights import Weights
+from ggjit.models.networks import inside
 from ggjit.models.networks.device_map import DeviceMap
 from ggjit.models.networks.hooks import Hooks
-from ggjit.models.networks.inside import Inside
 from ggjit.models.networks.layout import repacked
 from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.memory import (
     MAPPED,
     Growth,
     HandedOut,
-    MemoryTerm,
     MemoryUse,
+    expected_in,
     process_term,
     term_of,
     terms_of_buffers,
@@ -69,7 +69,7 @@ class Step:
 
 
 @typed_methods
-class Network(Inside):
+class Network:
     """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`.
 
     backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
@@ -90,9 +90,10 @@ class Network(Inside):
         self.file = file
         self._before, self._code, self.growth_of_text = options.process, Growth(options.process), Growth()
         self._handed_out = HandedOut()
-        self.backend, gpu = choose_backends(options.backend, options.n_threads, n_gpu_layers)
-        self.offload = offload(gpu, n_gpu_layers, HParams(file).n_layer, options.cpu_moe) if devices is None else \
-            DeviceMap(devices, self)
+        self.backend, gpu = choose_backends(options.backend, options.n_threads, None if options.gpus else n_gpu_layers)
+        gpus = options.gpus or ([] if gpu is None else [gpu])
+        self.offload = DeviceMap(devices, self) if devices is not None else \
+            offload(gpus, n_gpu_layers, HParams(file).n_layer, options.cpu_moe, options.override_tensor)
         self.scheduler = None
         self.weights = Weights(file, self.backend.device)
         self._steps = PlanCache(MAX_KEPT_PLANS)
@@ -265,7 +266,8 @@ class Network(Inside):
         with self._code, self._code.without(self._compute_memory):
             ctx, inputs, results = self._built(shape)
             with followed_by(self._later_kernels):
-                plan = self._plan(Graph(*results)) if self._hooks.wanted is None else self._hooked_plan(inputs, results)
+                plan = self._plan(Graph(*results)) if self._hooks.wanted is None else \
+                    inside.hooked_plan(self, inputs, results)
             return Step(ctx, inputs, results[0], plan, results[1:])
 
     def _plan(self, graph):
@@ -370,7 +372,7 @@ class Network(Inside):
                 self.growth_of_text.term("tokenizer"), self._code.term("code"), process_term(self._before)]
 
     def _kept_buffers(self):
-        """Buffers of what is kept of texts."""
+        """Buffers that keep state of texts, such as KV caches."""
         return ()
 
     def _kept_terms(self):
@@ -378,8 +380,7 @@ class Network(Inside):
 
     def expected_kept(self):
         """[MemoryTerm] of what will be kept of texts; for a network on the NULL device."""
-        nbytes = sum(b.size for b in self._kept_buffers())
-        return [MemoryTerm("KV cache", nbytes, nbytes)]
+        return expected_in("KV cache", self._kept_buffers(), self)
 
     def _compute_buffers(self):
         memory = self.scheduler.memory if self.scheduler is not None else self._allocator._memory
@@ -431,6 +432,21 @@ class Network(Inside):
 
     def kv(self, layer):
         raise NotSupported(f"{self.file.arch} models keep no keys and values; load a llama model")
+
+    # ------------------------------------------------------------ looking inside
+    names, capture, capturing, patch = inside.names, inside.capture, inside.capturing, inside.patch
+    attention, hidden_states, logit_lens = inside.attention, inside.hidden_states, inside.logit_lens
+    _named, _spec = inside.named_in, inside.spec_of
+
+    def _compared_shapes(self):
+        """Shapes of the graphs of one token, of two, and of one that looks at two cache rows, so far as there are."""
+        raise NotSupported(f"{type(self).__name__} has no named tensors")
+
+    @property
+    def _flash(self):
+        """May one kernel compute attention in the graph that is built now?"""
+        wanted = self._hooks.wanted
+        return self.flash and (wanted is None or wanted.flash)
 
     # ------------------------------------------------------------ texts as vectors and scores
     def embed(self, texts):

@@ -9,6 +9,7 @@ texts with pictures join a batch.  The same picture has the same ids.  Those use
 import bisect
 import collections
 import hashlib
+import threading
 
 import numpy as np
 
@@ -24,11 +25,16 @@ class PictureTokens:
     def __init__(self, n_vocab):
         self.n_vocab = self.end = n_vocab           # ids below `end` were given
         self._kept = collections.OrderedDict()      # {digest: (first id, vectors)}, the one used last behind
+        self._lock = threading.Lock()
         self._firsts = []                           # (first id, digest), ascending
 
     def ids_of(self, vectors):
         """int32 ids of the vectors (n, n_embd) of one field of a picture."""
         digest = hashlib.blake2b(vectors.tobytes(), digest_size=16).digest()
+        with self._lock:
+            return self._ids_of(digest, vectors)
+
+    def _ids_of(self, digest, vectors):
         if digest in self._kept:
             self._kept.move_to_end(digest)
             first = self._kept[digest][0]
@@ -51,7 +57,7 @@ class PictureTokens:
         """[(start, end), ...]: which of the ids follow each other in one picture."""
         out = []
         for i in np.flatnonzero(ids >= self.n_vocab).tolist():
-            if out and out[-1][1] == i and self._first(ids[i]) == self._first(ids[i - 1]):
+            if out and out[-1][1] == i and self._first(ids[i])[0] == self._first(ids[i - 1])[0]:
                 out[-1][1] = i + 1
             else:
                 out.append([i, i + 1])
@@ -59,8 +65,9 @@ class PictureTokens:
 
     def _first(self, id):
         """(first id, vectors) of the picture that an id is of.  Errors: ParamError where it was forgotten."""
-        at = bisect.bisect_right(self._firsts, (int(id), b"\xff" * 17)) - 1
-        first, vectors = self._kept[self._firsts[at][1]] if at >= 0 else (0, ())
+        with self._lock:
+            at = bisect.bisect_right(self._firsts, (int(id), b"\xff" * 17)) - 1
+            first, vectors = self._kept[self._firsts[at][1]] if at >= 0 else (0, ())
         if not first <= id < first + len(vectors):
             raise ParamError("a picture of this text was forgotten, since others were looked at after it; give the "
                              "prompt with its pictures again")

@@ -1,5 +1,6 @@
 """Text, token by token."""
 import collections
+import itertools
 import math
 import time
 import weakref
@@ -9,6 +10,7 @@ from ggjit.models.text.answer import Answer
 from ggjit.models.text.grammar import matcher
 from ggjit.models.text.logprobs import tokens_html
 from ggjit.models.text.sampling import OPTIONS, Sampler
+from ggjit.models.text.speculation import Speculation, guesser_of
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 
 
@@ -22,15 +24,17 @@ class Generation:
     grammar_triggers: texts, compiled patterns and ids; the grammar holds from the first of them on (LazyMatcher in
     models/text/grammar.py).
     logprobs: None, or how many alternatives `.tokens` and stats["logprobs"] have beside each token's log-probability.
-    cache_prompt, context_shift, n_keep: as in Decoder.generate.  sampling: llama.cpp's options, listed in
+    cache_prompt, context_shift, n_keep, speculative: as in Decoder.generate.  sampling: llama.cpp's options, listed in
     models/text/sampling.py.
     Ctrl-C comes out as KeyboardInterrupt; the model can be used again at once.
     """
 
     def __init__(self, model, prompt, n_predict=64, stop=(), ignore_eos=False, grammar=None, json_schema=None,
-                 grammar_triggers=None, cache_prompt=True, context_shift=False, n_keep=0, logprobs=None, **sampling):
+                 grammar_triggers=None, cache_prompt=True, context_shift=False, n_keep=0, logprobs=None,
+                 speculative=None, **sampling):
         known_options("generate", sampling, ("n_predict", *OPTIONS, "stop", "ignore_eos", "grammar", "json_schema",
-                                             "grammar_triggers", "cache_prompt", "context_shift", "n_keep", "logprobs"))
+                                             "grammar_triggers", "cache_prompt", "context_shift", "n_keep", "logprobs",
+                                             "speculative"))
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
         self.model = model
@@ -53,6 +57,9 @@ class Generation:
                       "load_seconds": model.load_seconds, "first_token_seconds": 0.0}
         self.cache_prompt, self.context_shift = bool(cache_prompt), bool(context_shift)
         self.n_keep = integer("n_keep", n_keep, 0, model.n_ctx - 1)
+        guesser = guesser_of(model, speculative)
+        self.speculation = guesser and Speculation(guesser)
+        self._ahead = collections.deque()   # (id that was guessed, logits after it): they follow _read in the cache
         self._read = []                     # ids of this text that are in the model's cache, or would be
         self._mark = object()               # in `model.cache_owner` while this text is in the model's cache
         self._pieces = collections.deque()  # asked for by `text`, not yet by the iteration
@@ -108,6 +115,8 @@ class Generation:
         try:
             return self._computed_piece()
         except StopIteration:
+            with self.model._lock:
+                self._forget_guesses()
             return None
 
     def _computed_piece(self):
@@ -126,17 +135,54 @@ class Generation:
         model = self.model
         with model._lock:
             mine = model.cache_owner is self._mark
+            if self._ahead and mine and [self._ahead[0][0]] == ids:
+                self.speculation.accept()
+                self._read += ids
+                return self._ahead.popleft()[1]
+            self._forget_guesses()
             if self.context_shift and len(self._read) + len(ids) > model.n_ctx:
                 n = max((len(self._read) - self.n_keep) // 2, 1)
                 if mine:
                     model.shift_context(self.n_keep, n)
                 del self._read[self.n_keep:self.n_keep + n]
             self._read += ids
-            if not mine:
-                ids = self._read[model.keep_prefix(self._read) if self.cache_prompt else model.reset():]
-            logits = model.decode(ids)
+            if mine and self.speculation is not None and not model.is_watched:
+                logits = self._speculated(ids)
+            else:
+                if not mine:
+                    ids = self._read[model.keep_prefix(self._read) if self.cache_prompt else model.reset():]
+                logits = model.decode(ids)
             model.cache_owner = self._mark
             return logits
+
+    def _speculated(self, ids):
+        """Logits after the last token, and perhaps after guesses of what follows: these are kept."""
+        model, s, answer = self.model, self.speculation, self.answer
+        left = answer.n_predict - len(answer.tokens) if answer.n_predict >= 0 else model.n_ctx
+        guesses, seconds = s.guess(self._read, min(left - 1, model.n_ctx - len(self._read), model.n_batch - 1))
+        guesses = list(itertools.takewhile(lambda id: id < model.n_vocab, guesses))     # those beyond are pictures
+        if guesses:
+            model.plan_apart(len(guesses) + 1)          # once a model, and no part of what a guess costs
+        t0 = time.perf_counter()
+        if not guesses:
+            logits = model.decode(ids)
+            s.was_plain(time.perf_counter() - t0)
+            return logits
+        rows = model.decode_apart(ids + guesses)
+        s.begin(len(guesses), seconds + time.perf_counter() - t0)
+        self._ahead.extend(zip(guesses, rows[1:], strict=True))
+        return rows[0]
+
+    def _forget_guesses(self):
+        """What was guessed is no part of the text: the cache ends where the text does."""
+        if self._ahead and self.model.cache_owner is self._mark:
+            self.model.cut_text(len(self._read))
+            self.model.cache_owner = self._mark
+        self._ahead.clear()
+        if self.speculation is not None:
+            self.speculation.settle()
+            self.stats["drafted_tokens"] = self.speculation.n_drafted
+            self.stats["accepted_tokens"] = self.speculation.n_accepted
 
     def _run(self):
         """Yields pieces, and ids whose logits are to be sent."""

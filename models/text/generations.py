@@ -36,6 +36,8 @@ class Generations:
     def __init__(self, model, prompts, n_predict=64, stop=(), ignore_eos=False, **options):
         if options.get("context_shift"):
             raise ParamError("context_shift works for one prompt at a time; each of several has room of its own")
+        if options.get("speculative") is not None:
+            raise ParamError("speculative works for one prompt at a time; several are computed together anyway")
         stop, options = _several_times(stop), {name: _several_times(value) for name, value in options.items()}
         self.runs = [Generation(model, prompt, n_predict, stop, ignore_eos, **options) for prompt in prompts]
         for run in self.runs:

@@ -25,7 +25,7 @@ import numpy as np
 
 from ggjit.models.core.checks import integer
 from ggjit.models.text.generation import Generation
-from ggjit.ops.core.errors import QueueFull
+from ggjit.ops.core.errors import ParamError, QueueFull
 from ggjit.ops.core.interrupts import defer_interrupts
 
 LEAST_SHARED = 16               # tokens: fewer are read again
@@ -111,6 +111,8 @@ class RunningBatch:
 
     def add(self, run, priority=0, on_piece=None):
         """As `submit`, of a Generation that has not begun."""
+        if run.context_shift or run.speculation is not None:
+            raise ParamError("context_shift and speculative work for one prompt at a time; leave them out")
         self.model._checked_ids(run.prompt_ids, self.model.n_ctx)
         sequence = BatchSequence(run, next(self._numbers), priority, on_piece)
         with self._lock:

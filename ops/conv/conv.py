@@ -154,7 +154,7 @@ def cases_2d():
         for last in (False, True):
             for kernel, data, q in (
                     ((3, 2, 25, 12), (141, 13, 25, 1), (1, 5, 2, 5, 2, 4)),
-                    ((1, 1, 1, 1), (1, 1, 1, 2), (3, 5, 5, 5, 2, 4)),
+                    ((1, 1, 1, 1), (2, 1, 1, 2), (3, 5, 5, 5, 2, 4)),
                     ((11, 3, 2, 9), (40, 33, 2, 3), (3, 1, 2, 1, 1, 1)),
                     ((3, 3, 6, 17), (20, 7, 6, 2), (1, 1, 1, 1, 1, 1)),
                     ((2, 3, 3, 5), (1, 4, 3, 2), (3, 5, 0, 0, 2, 3)),
@@ -242,7 +242,7 @@ def _sources(t):
 
 # ---------------------------------------------------------------- rows
 def _rows(t):
-    """Pictures; or, where it is the gradient of a kernel, those are the channels that are summed."""
+    """Rows are pictures.  In the gradient of a kernel the pictures are summed, as channels are."""
     yield from pictures(t)
     if last_axis(t.src[0]) == 3 and t.src[0].ne[2] > 1:
         yield SUM, [2, 2]

@@ -169,7 +169,7 @@ def cases():
             return conv_2d_dw_direct(a, b, *q)
         return build
     for ta in (F32, F16):
-        for kernel, data, q in (((3, 3), (17, 34, 9, 1), (1, 1, 0, 0, 1, 1)),
+        for kernel, data, q in (((3, 3), (17, 35, 9, 1), (1, 1, 0, 0, 1, 1)),
                                 ((3, 3), (32, 8, 64, 1), (2, 1, 1, 1, 1, 1)),
                                 ((5, 2), (70, 9, 35, 2), (1, 3, 4, 2, 2, 3))):
             for last in range(3):

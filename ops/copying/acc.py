@@ -159,7 +159,7 @@ def kernel(t, n_threads):
 
 def acc_cases():
     for build in (acc, acc_inplace):
-        for shape, part, step in (((256, 17, 1, 1), (256, 16, 1, 1), 1), ((33, 5, 4, 3), (20, 5, 2, 1), 1),
+        for shape, part, step in (((256, 19, 1, 1), (256, 16, 1, 1), 1), ((33, 5, 4, 3), (20, 5, 2, 1), 1),
                                   ((50, 8, 3, 2), (7, 4, 3, 2), 2), ((5, 1, 1, 1), (5, 1, 1, 1), 1)):
             def make(inp, build=build, shape=shape, part=part, step=step):
                 a, b = inp.new(F32, shape), inp.new(F32, part)

@@ -159,8 +159,8 @@ def cases_of(op):
     pairs = [(s, d) for s in (F32, F16, BF16, Q8_0, Q4_0) for d in (F32, F16, BF16, Q8_0, Q4_0)]
     for ts, td in (*pairs, (I32, I32), (I32, F32), (F32, I32)):
         limit = _limit(ts, td)
-        yield Case(f"{ts!r} {td!r}", make(ts, td, (96, 2, 3, 2)), limit)
-        yield Case(f"{ts!r} {td!r} rows", make(ts, td, (64, 2, 3, 4), (0, 2, 1, 3)), limit)
+        yield Case(f"{ts!r} {td!r}", make(ts, td, (96, 3, 3, 2)), limit)
+        yield Case(f"{ts!r} {td!r} rows", make(ts, td, (64, 3, 2, 4), (0, 2, 1, 3)), limit)
         yield Case(f"{ts!r} {td!r} padded", make(ts, td, (64, 2, 3, 1), padded=True), limit)
         if not (ts.quantized or td.quantized):
             yield Case(f"{ts!r} {td!r} tile", make(ts, td, (37, 33, 3, 2), (1, 0, 2, 3)), limit)

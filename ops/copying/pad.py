@@ -186,7 +186,7 @@ def reflect_cases():
 
 
 def roll_cases():
-    for shape, s in (((10, 5, 4, 3), (3, -2, 0, 1)), ((40, 7, 1, 1), (-39, 6, 0, 0)), ((33, 1, 1, 1), (1, 0, 0, 0))):
+    for shape, s in (((12, 5, 4, 3), (3, -2, 0, 1)), ((40, 7, 1, 1), (-39, 6, 0, 0)), ((33, 1, 1, 1), (1, 0, 0, 0))):
         for ty in (F32, I32):
             yield Case(f"{ty!r} {shape} {s}", lambda inp, ty=ty, n=shape, s=s: roll(_leaf(inp, ty, n), *s), 0.0)
     yield Case("permuted", lambda inp: roll(permute(inp.new(F32, (6, 40, 2, 2)), 1, 2, 0, 3), 1, 5, -3, 0), 0.0)

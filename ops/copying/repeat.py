@@ -78,7 +78,7 @@ def cases():
     def leaf(inp, ty, shape):
         return inp.new(ty, shape) if ty.dtype is None or ty.dtype.kind == "f" else inp.ids(ty, shape, 1000)
     for ty in TYPES:
-        for shape, by in (((10, 5, 4, 3), (1, 1, 1, 2)), ((10, 5, 4, 3), (2, 1, 3, 1)), ((1, 5, 2, 1), (33, 2, 1, 1)),
+        for shape, by in (((12, 5, 4, 3), (1, 1, 1, 2)), ((10, 5, 4, 3), (2, 1, 3, 1)), ((1, 5, 2, 1), (33, 2, 1, 1)),
                           ((160, 2, 1, 1), (2, 2, 2, 2))):
             wanted = tuple(n * k for n, k in zip(shape, by, strict=True))
             yield Case(f"{ty!r} {shape} {by}", lambda inp, ty=ty, shape=shape, wanted=wanted: repeat_4d(

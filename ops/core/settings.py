@@ -2,6 +2,7 @@
 
     GGJIT_CPU       the instruction set they are written for; ops/native/isa.py chooses
     GGJIT_TUNE      how they read weights; ops/matmul/choices.py
+    GGJIT_CUSTOM    unchecked: first runs of users' functions are not checked (ops/elementwise/custom_trial.py)
 """
 import os
 
@@ -9,6 +10,14 @@ from ggjit.ops.core.errors import ParamError
 
 ISAS = "avx512", "avx2", "neon", "generic"      # of each architecture the best first
 TILE_ROWS = 1, 2, 4, 8
+
+
+def custom_is_checked():
+    """Are the first runs of users' functions checked?  GGJIT_CUSTOM=unchecked switches it off.  Errors: ParamError."""
+    asked = os.environ.get("GGJIT_CUSTOM", "")
+    if asked not in ("", "checked", "unchecked"):
+        raise ParamError(f"GGJIT_CUSTOM={asked!r}: expected checked or unchecked")
+    return asked != "unchecked"
 
 
 def asked_isa():

@@ -2,5 +2,5 @@
 
 Read `elementwise` (the one body of d = f(x)), then the tables of functions over it, `unary` and `constants`; `binary`
 (two sources, one repeated) and `glu` (gated units); `add_id`, `arange`, `timestep`.  `custom` runs functions of the
-caller.
+caller, `custom_trial` checks their first runs.
 """

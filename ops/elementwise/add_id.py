@@ -58,7 +58,7 @@ def cases():
             ids = view_2d(inp.ids(I32, (experts, tokens), experts), used, tokens, 4 * experts, 0)
             return add_id(inp.new(F32, (n, used, tokens)), inp.new(F32, (n, experts)), ids)
         return build
-    for shape in ((4, 2, 32, 1), (8, 4, 129, 32), (4, 1, 129, 129), (3, 3, 5, 2)):
+    for shape in ((4, 2, 36, 1), (8, 4, 131, 32), (4, 1, 131, 129), (3, 3, 5, 2)):
         yield Case("experts={} used={} n={} tokens={}".format(*shape), make(*shape))
 
 

@@ -47,7 +47,7 @@ def kernel(t, n_threads):
 
 
 def cases():
-    for p in ((0, 10, 1), (0, 1048576, 1), (-3.5, 7, 0.3), (2, 2.5, 4)):
+    for p in ((0, 11, 1), (0, 1048577, 1), (-3.5, 7, 0.3), (2, 2.5, 4)):
         yield Case("{} {} {}".format(*p), lambda inp, p=p: arange(inp.ctx, *p))
 
 

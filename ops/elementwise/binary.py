@@ -254,7 +254,7 @@ def cases(op):
             return _build(op, a, b, False)
         return build
     for ta, tb in ((F32, F32), (F16, F32), (F32, F16), (F16, F16), (BF16, F32)):
-        for shape, shape_b in (((16, 5, 4, 3),) * 2, ((33, 5, 4, 3), (33, 1, 2, 1)), ((10, 5, 1, 1), (1, 5, 1, 1)),
+        for shape, shape_b in (((16, 7, 4, 3),) * 2, ((33, 5, 4, 3), (33, 1, 2, 1)), ((10, 5, 1, 1), (1, 5, 1, 1)),
                          ((12, 6, 2, 1), (4, 3, 2, 1))):
             yield Case(f"{ta!r} {tb!r} {shape} {shape_b}", make(ta, tb, shape, shape_b, False), TOLERANCE[ta])
     yield Case("transposed a", make(F32, F32, (7, 9, 2, 1), (9, 1, 1, 1), True))

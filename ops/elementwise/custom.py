@@ -16,6 +16,7 @@ Three kinds of functions:
 Arrays: sources are read-only; quantised types come as rows of bytes, BF16 as uint16.  They are the tensors' memory
 itself and keep it alive, but what they hold after the function has returned is whatever is computed there next: copy
 what is needed later.  `n_tasks` limits the threads (-1: all).  Only the CPU runs custom ops; a scheduler knows.
+First runs are checked: writes outside the arrays are errors, unwritten results are told (custom_trial.py).
 Source: ggml_map_custom1..3, ggml_custom_4d.
 """
 import ctypes
@@ -28,6 +29,7 @@ import re
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +43,7 @@ from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32, Tensor, Type
 from ggjit.ops.core.weak import WeakValues
 from ggjit.ops.core.whole_numbers import is_whole
+from ggjit.ops.elementwise.custom_trial import JitTrial, PythonTrial
 from ggjit.ops.native.jit import array_maker
 from ggjit.ops.native.node import DST, SRC0, addr, nb, ne
 
@@ -188,6 +191,14 @@ def function_of(t):
     return f
 
 
+def _is_weakly_held(function):
+    try:
+        hash(function)
+        return weakref.ref(function) is not None
+    except TypeError:                   # a built-in, a list-like callable
+        return False
+
+
 # ---------------------------------------------------------------- arrays
 def layout(t):
     """(shape, dtype, strides) of a tensor as its function sees it: one axis at least, so that it can be split."""
@@ -231,6 +242,7 @@ class CustomKernel(Kernel):
     def _python(self):
         """A C callback that makes arrays and calls the function with the GIL."""
         self = dataclasses.replace(self, keep=None)         # shares the lists; the one that keeps the callback does not
+        trial = PythonTrial(self.function.fun, self.views, self.memory) if _is_weakly_held(self.function.fun) else None
 
         def entry(node, ith, nth, sync):
             n = nth if self.n_tasks < 0 else min(nth, self.n_tasks)
@@ -243,7 +255,15 @@ class CustomKernel(Kernel):
                           for (shape, dtype, strides), (arena, offs) in zip(self.views, self.memory, strict=True)]
                 for a in arrays[1:]:
                     a.flags.writeable = False
-                self.function.call(arrays, ith, n)
+                went_well = False
+                if trial is not None:
+                    trial.begin(arrays[0])
+                try:
+                    self.function.call(arrays, ith, n)
+                    went_well = True
+                finally:
+                    if trial is not None:
+                        trial.end(arrays[0], n, went_well)
                 arrays[0].flags.writeable = False           # a kept array must not write into later results
                 if nth > 1 and os.getpid() != process:
                     raise GgjitError(f"{self.name} returned in a forked process, where the other {nth - 1} threads "
@@ -259,13 +279,19 @@ class CustomKernel(Kernel):
 
     def _njit(self):
         """A jitted kernel that makes arrays and calls the function.  Not kept on disk: it contains the user's code."""
-        from numba import cfunc
+        from numba import cfunc, from_dtype
         from numba.core.errors import NumbaError
         names = {f"v{k}": _jit_array(len(shape), dtype, strides == _packed(shape, dtype))
                  for k, (shape, dtype, strides) in enumerate(self.views)}
         arrays = ", ".join(f"v{k}(node + {_view_offs(k)})" for k in range(len(self.views)))
         limit = "nth" if self.n_tasks < 0 else f"min(nth, {self.n_tasks})"
-        text = (f"def kernel(node, ith, nth, sync):\n    n = {limit}\n    if ith >= n:\n        return 0\n    try:\n"
+        trial = JitTrial(self.function.fun, self.views, self.memory, self.raised)
+        checked = _CALLBACK(lambda node, ith, n, sync: 0 if trial(n, n) else RAISED)
+        self.keep.append((trial, checked))
+        names |= {"checked": checked, "flag": array_maker(from_dtype(np.dtype(np.int64))),
+                  "flag_at": trial.flag.ctypes.data}
+        text = (f"def kernel(node, ith, nth, sync):\n    n = {limit}\n    if ith >= n:\n        return 0\n"
+                f"    if not flag(flag_at, (1,))[0] and checked(0, ith, n, 0):\n        return {RAISED}\n    try:\n"
                 f"        fun({arrays}, ith, n)\n    except Exception:\n        return {RAISED}\n    return 0\n")
         exec(text, names := {**names, "fun": self.function.fun})        # one call with as many arrays as there are
         try:
@@ -300,16 +326,17 @@ class CustomKernel(Kernel):
             return GgjitError(f"the jitted function {name} raised an exception; run its .py_func to see which")
         last = traceback.extract_tb(again.__traceback__)[-1]
         error = GgjitError(f"the jitted function {name} raised {type(again).__name__}: {again} "
-                           f"({last.filename}, line {last.lineno})")
+                           f"({last.filename}, line {last.lineno}): {last.line}")
         error.__cause__ = again
         return error
 
     def _again(self):
-        """What an @njit function raises when it is called on copies of its arrays, as one thread; None for nothing."""
+        """What an @njit function raises when it is run as Python on copies of its arrays, as one thread; None for
+        nothing."""
         try:
             arrays = [np.ndarray(shape, dtype, arena, offs, strides).copy()
                       for (shape, dtype, strides), (arena, offs) in zip(self.views, self.memory, strict=True)]
-            self.function.fun(*arrays, 0, 1)
+            getattr(self.function.fun, "py_func", self.function.fun)(*arrays, 0, 1)
         except Exception as e:
             return e
         return None

@@ -277,7 +277,7 @@ def cases():
     for type in (F32, F16):
         for op in GLU:
             for form in ("_split",) if op in LIMITED else ("", "_swapped", "_split"):
-                for shape, view, odd in (((128, 2, 2, 2), False, 0), ((5, 7, 11, 1), True, 0),
+                for shape, view, odd in (((128, 3, 2, 2), False, 0), ((5, 7, 11, 1), True, 0),
                                          ((8, 3, 2, 1), False, 1)):
                     yield Case(f"{type!r} {op.name.lower()}{form} {shape}{' view' * view}{' odd' * odd}",
                                make(type, op, form, shape, view, odd), TOLERANCE[type])

@@ -64,7 +64,7 @@ def kernel(t, n_threads):
 
 
 def cases():
-    for n, dim, period in ((2, 320, 10000), (7, 33, 10000), (1, 1, 100), (3, 2, 1)):
+    for n, dim, period in ((2, 318, 10000), (7, 33, 10000), (1, 1, 100), (3, 2, 1)):
         yield Case(f"{n} {dim} {period}", lambda inp, n=n, dim=dim, period=period: timestep_embedding(
             inp.new(F32, (n,), lo=0, hi=1000), dim, period))
 

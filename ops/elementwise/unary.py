@@ -255,7 +255,7 @@ def cases(name):
             return SIMPLE[name][in_place](a)
         return build
     for type in FLOATS:
-        for ne, view, in_place in (((128, 2, 2, 2), False, False), ((7, 5, 3, 2), False, True),
+        for ne, view, in_place in (((128, 3, 2, 2), False, False), ((7, 5, 3, 2), False, True),
                                    ((35, 5, 2, 1), True, False), ((5, 1, 1, 1), False, False)):
             if not (in_place and name == "xielu"):
                 label = f"{name} {type!r} {ne}{' view' * view}{' inplace' * in_place}"

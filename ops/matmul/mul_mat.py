@@ -175,7 +175,8 @@ def dot_shape(type, k, m, n, exact=False):
         rows, prefetch = choices.tile(type)
         if type.quantized:
             return DotShape(rows, 1, dot.unroll, prefetch)
-        return DotShape(max(rows, 4 if column_nbytes > L1_NBYTES else 1), 1, dot.unroll, prefetch)
+        rows = max(rows, 4 if column_nbytes > L1_NBYTES else 1)
+        return DotShape(rows, 1, dot.unroll if rows == 1 else 2, prefetch)
     if choices.are_apart():             # sums of one unroll are the same in tiles of any height and width
         return DotShape(1, min(n, APART_COLUMNS), dot_shape(type, k, m, 1, exact).unroll)
     if n == 2 and 2 * column_nbytes <= L1_NBYTES:
@@ -266,7 +267,7 @@ def cases():
         for n in (1, 2, 3, 4, 6, 8, 9, 16, 18, 24, 31, 32, 65):
             yield case(ta, F32, 160 if ta.quantized else 172, 19, n)
         for k in (32, 64, 96, 128) if ta.quantized else (1, 8, 15, 33):
-            yield case(ta, F32, k, 16, 1)
+            yield case(ta, F32, k, 14, 1)
             yield case(ta, F32, k, 16, 12)
         for n in (1, 5, 17):
             yield case(ta, F32, 64, 33, n, (2, 1), (4, 3))

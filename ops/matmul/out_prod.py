@@ -164,7 +164,7 @@ def cases():
             return out_prod(a, permute(b, 1, 0, 2, 3) if transposed else b)
         return build
     for ta in (F32, F16, BF16, Q8_0, Q4_0):
-        for m, n, p, a23, b23, transposed in ((256, 1, 1, (1, 1), (1, 1), False), (288, 16, 16, (2, 1), (4, 3), False),
+        for m, n, p, a23, b23, transposed in ((320, 1, 1, (1, 1), (1, 1), False), (288, 16, 16, (2, 1), (4, 3), False),
                                               (64, 37, 70, (1, 1), (1, 1), True), (32, 16, 3, (3, 2), (3, 2), False)):
             name = f"{ta!r} {m} {n} {p} {a23} {b23}{' transposed' * transposed}"
             yield Case(name, make(ta, m, n, p, a23, b23, transposed), 5e-4)

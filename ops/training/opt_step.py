@@ -117,7 +117,7 @@ def kernel(t, n_threads):
 
 
 def cases(op):
-    shapes = (10, 5, 4, 3), (33, 3, 1, 1), (1024, 1, 1, 1)
+    shapes = (12, 5, 4, 3), (33, 3, 1, 1), (1024, 1, 1, 1)
 
     def leaf(inp, shape, lo=0.0, hi=1.0):
         return inp.new(F32, shape, lo=lo, hi=hi)

@@ -75,7 +75,7 @@ def kernel(t, n_threads):
 
 
 def cases():
-    shape = (8, 6, 4, 2)
+    shape = (8, 6, 5, 2)
     for by in ((1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2), (5, 3, 2, 2)):
         def make(inp, by=by, view=False):
             wide = [n * k for n, k in zip(shape, by, strict=True)]

@@ -31,7 +31,7 @@ def tiny(tmp_path_factory):
 def test_info():
     got = result(ggjit, "info")
     assert {"version", "cpu", "devices", "types", "ops"} <= set(got)
-    assert got["ops"]["MUL_MAT"] == ["CPU"] and got["types"]["q4_0"] == ["CPU"] and len(got["ops"]) == 101
+    assert got["ops"]["MUL_MAT"] == ["CPU"] and got["types"]["q4_0"] == ["CPU"] and len(got["ops"]) == 102
     assert len(got["types"]) == 35
 
 

@@ -1,7 +1,9 @@
 """`ggjit serve` as its clients see it: uvicorn in a thread, httpx and the openai package in front of it."""
+import base64
 import concurrent.futures
 import contextlib
 import importlib.util
+import io
 import json
 import os
 import signal
@@ -13,7 +15,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import tiny_model
+from helpers import tiny_model, vision_files
 
 from ggjit.models import load_model, smollm2_path
 from ggjit.ops.core.errors import MissingExtra, OutOfMemory
@@ -76,6 +78,31 @@ def events(client, path="/v1/completions", **body):
         lines = [line.removeprefix("data: ") for line in r.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
+
+
+def test_pictures_come_as_data_and_paths_stay_on_the_server(shared, tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    png = io.BytesIO()
+    picture = vision_files.picture(0, 24, 24)
+    pillow.fromarray(picture).save(png, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()
+
+    def said(url):
+        return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}},
+                                                          {"type": "text", "text": "What?"}]}],
+                "max_tokens": 4, "temperature": 0}
+    with load_model(vision_files.write_text(shared("tools"), tmp_path / "text.gguf"), n_threads=1, n_ctx=128, n_seqs=2,
+                    n_cells=512, n_batch=64, vision=vision_files.write("mlp", tmp_path / "v.gguf")) as m:
+        parts = [{"type": "image", "image": picture}, {"type": "text", "text": "What?"}]
+        want = m.chat([{"role": "user", "content": parts}], 4, template="chatml", temp=0).text
+        with serving(m, **CHATML) as (client, _):
+            assert ask(client, path="/v1/chat/completions", **said(url))["choices"][0]["message"]["content"] == want
+            assert client.get("/props").json()["modalities"]["vision"]
+            for wrong in ("/etc/passwd", "file:///etc/passwd", "http://a/b.png"):
+                got = ask(client, 400, path="/v1/chat/completions", **said(wrong))
+                assert "data: addresses" in got["error"]["message"]
+            got = ask(client, 400, path="/v1/chat/completions", **said("data:image/png;base64,AAAA"))
+            assert "no picture" in got["error"]["message"]
 
 
 # ---------------------------------------------------------------- answers

@@ -14,6 +14,7 @@ import uuid
 from ggjit import __version__
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import (
+    BadFile,
     Cancelled,
     GgjitError,
     IndexRangeError,
@@ -33,7 +34,8 @@ PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}         # without a 
 STATUS = ((QueueFull, 429, "rate_limit_error"), (NotSupported, 501, "not_supported_error"),
           (MissingExtra, 501, "not_supported_error"), (OutOfMemory, 503, "unavailable_error"),
           (Cancelled, 503, "unavailable_error"), (ModelError, 501, "not_supported_error"),
-          *((kind, 400, "invalid_request_error") for kind in (ParamError, TypeMismatch, ShapeError, IndexRangeError)))
+          *((kind, 400, "invalid_request_error") for kind in (BadFile, ParamError, TypeMismatch, ShapeError,
+                                                                           IndexRangeError)))
 MAX_TEXTS = 2048                # of one embeddings or rerank request
 
 
@@ -132,6 +134,11 @@ class ModelServer:
             raise BadRequest(400, "the request is no JSON object")
         return body
 
+    @property
+    def _sees(self):
+        """Does the model read pictures?"""
+        return getattr(self.service.model, "vision", None) is not None
+
     # ------------------------------------------------------------ about the server
     async def health(self, request, body):
         if self.service.is_stopping:
@@ -165,7 +172,7 @@ class ModelServer:
         return _json({"default_generation_settings": {"n_ctx": getattr(m, "n_ctx", None), "params": defaults},
                       "total_slots": getattr(m, "n_seqs", 1), "model_path": str(m.file.path), "model_alias": self.name,
                       "chat_template": m.file.metadata.get("tokenizer.chat_template", ""),
-                      "modalities": {"vision": False, "audio": False}, "build_info": f"ggjit {__version__}"})
+                      "modalities": {"vision": self._sees, "audio": False}, "build_info": f"ggjit {__version__}"})
 
     # ------------------------------------------------------------ tokens
     async def tokenize(self, request, body):
@@ -185,7 +192,8 @@ class ModelServer:
         return _json({"prompt": (await self._chat_prompt(body, forms.Tools(body))).text})
 
     async def _chat_prompt(self, body, tools):
-        m, messages = self.service.model, forms.messages_of(body)
+        m = self.service.model
+        messages = forms.messages_of(body, self._sees)
         knows = "tools" in (self.template or m.file.metadata.get("tokenizer.chat_template", ""))
         variables = forms.field(body, "chat_template_kwargs", dict, {})
         return await self.service.prepared(m.chat_prompt, tools.shown(messages, knows),

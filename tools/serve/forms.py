@@ -131,18 +131,28 @@ def top_logprobs(body, chat):
     return whole(body, ("logprobs",), 0, MAX_TOP_LOGPROBS)
 
 
-def messages_of(body):
-    """The messages, with their text parts put together.  Errors: ParamError."""
+def messages_of(body, sees=False):
+    """The messages, with their text parts put together.  sees: may they hold pictures?  Errors: ParamError."""
     messages = field(body, "messages", list, [])
     if not messages:
         raise ParamError('messages is missing, expected a list such as [{"role": "user", "content": "Hi"}]')
-    return [_message(i, m) for i, m in enumerate(messages)]
+    return [_message(i, m, sees) for i, m in enumerate(messages)]
 
 
-def _message(i, m):
+def _message(i, m, sees):
     if not isinstance(m, dict) or not isinstance(m.get("content"), list):
         return m
     parts = m["content"]
+    if sees and any(isinstance(p, dict) and p.get("type") == "image_url" for p in parts):
+        for p in parts:
+            url = p.get("image_url") if isinstance(p, dict) else None
+            url = url.get("url") if isinstance(url, dict) else url
+            kind = p.get("type") if isinstance(p, dict) else None
+            # a path would be a file of the server's machine
+            if kind not in ("text", "image_url") or (kind == "image_url" and not str(url).startswith("data:")):
+                raise ParamError(f"messages[{i}]: pictures are sent as data: addresses, "
+                                 f'{{"type": "image_url", "image_url": {{"url": "data:image/png;base64,..."}}}}')
+        return m
     if not all(isinstance(p, dict) and p.get("type") in ("text", "input_text", "refusal") for p in parts):
         raise ParamError(f"messages[{i}] has parts that are no text; this model reads text alone")
     return {**m, "content": "".join(str(p.get("text", "")) for p in parts)}

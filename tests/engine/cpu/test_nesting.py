@@ -118,7 +118,13 @@ def three_dims(dst, a, ith, nth):
     dst[0, 0, 0, 0, 0] = a[0]
 
 
-@pytest.mark.parametrize("fun", [one_array, untypable, three_dims], ids=lambda f: f.__name__)
+def test_a_function_of_too_few_arguments_is_refused_when_the_node_is_built():
+    x = gg.from_numpy(gg.Context(), np.ones((3, 4), np.float32))
+    with pytest.raises(gg.TypeMismatch, match=r"one_array\(dst, ith, nth\) is called with 4 arguments"):
+        gg.map_custom1(x, one_array)
+
+
+@pytest.mark.parametrize("fun", [untypable, three_dims], ids=lambda f: f.__name__)
 def test_a_jitted_function_that_does_not_fit_is_a_typed_error(fun):
     x = gg.from_numpy(gg.Context(), np.ones((3, 4), np.float32))
     y = gg.map_custom1(x, fun)

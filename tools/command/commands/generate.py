@@ -5,6 +5,7 @@ import time
 
 from ggjit.display.progress import bar, compiling
 from ggjit.models.networks.bulk import generate_texts
+from ggjit.models.networks.load import load_model
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import (
@@ -46,6 +47,8 @@ def add_arguments(c):
     c.add_argument("--context-shift", action="store_true", help="drop older tokens when the context is full")
     c.add_argument("--keep", dest="n_keep", type=count, default=0, metavar="N",
                    help="with --context-shift: the first N tokens stay (0)")
+    c.add_file("--speculative", metavar="lookup|PATH",
+               help="guess what follows from the text itself, or by a smaller model of the same vocabulary")
     add_kv_type(c)
     add_n_ctx(c, "context size (the model's own)")
     add_repack(c)
@@ -68,7 +71,7 @@ def run(args):
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, **rope_args(args))
         pieces = m.generate(args.prompt, args.n_predict, stop=args.stop, ignore_eos=args.ignore_eos,
                             context_shift=args.context_shift, n_keep=args.n_keep, logprobs=args.logprobs,
-                            images=args.image, **sampling(args))
+                            speculative=_speculative(args), images=args.image, **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
         total = args.n_predict if args.n_predict > 0 else None
@@ -86,10 +89,18 @@ def run(args):
     return s
 
 
+def _speculative(args):
+    """What `generate` takes: "lookup", the loaded draft model, or None."""
+    if args.speculative in (None, "lookup"):
+        return args.speculative
+    return load_model(args.speculative, n_threads=args.threads, n_ctx=args.n_ctx, strict=args.strict)
+
+
 def _file(args):
     """Every text of a file, several at once; on workers, if there are any."""
-    if args.prompt is not None or args.context_shift or args.lora or args.logprobs is not None:
-        raise ParamError("generate --input FILE goes without --prompt, --context-shift, --logprobs and --lora")
+    if args.prompt is not None or args.context_shift or args.lora or args.logprobs is not None or args.speculative:
+        raise ParamError("generate --input FILE goes without --prompt, --context-shift, --logprobs, --lora and "
+                         "--speculative")
     t0, load = time.perf_counter(), {"n_ctx": args.n_ctx, "kv_type": args.kv_type, "repack": args.repack,
                                      "strict": args.strict, "n_threads": args.threads, **rope_args(args)}
     options = {"n_predict": args.n_predict, "stop": tuple(args.stop), "ignore_eos": args.ignore_eos, **sampling(args)}

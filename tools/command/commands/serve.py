@@ -64,6 +64,7 @@ def add_arguments(c):
     add_gpu(c)
     add_threads(c)
     add_lora(c)
+    c.add_file("-mm", "--mmproj", metavar="PATH", help="the model's vision part: messages may hold pictures")
 
 
 def run(args):
