@@ -7,7 +7,9 @@
     vision.py           pictures as vectors; vision_input.py: what it gets of them; picture_tokens.py: as tokens
     encoder.py          encoders; t5.py: an encoder and a decoder; pooling.py: one row of the tokens of a text
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn
+    tensor_split.py     weights and caches cut between devices
     offload.py          layers on a GPU; device_map.py: over several devices; layout.py: which weights are repacked
+    diff.py             where two models part: errors of named tensors
     bulk.py             many texts, in parts, on the workers of a cluster
     speech_network.py   speech networks: sound is heard, text is written; whisper.py, moonshine.py: two of them
     silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
