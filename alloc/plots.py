@@ -33,7 +33,7 @@ Key = collections.namedtuple("Key", "text colour")
 
 
 def unit_of(nbytes):
-    """(bytes, name) of the binary unit that numbers up to `nbytes` are told in."""
+    """(bytes, name) of the binary unit in which numbers up to `nbytes` are shown."""
     return next(u for u in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
                 if nbytes >= u[0] or u[0] == 1)
 

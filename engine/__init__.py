@@ -38,12 +38,15 @@ __version__ = "0.2.0"
 _requirements.check()
 _settings.asked_isa(), _settings.asked_tuning()     # a wrong value is an error here, not in the middle of a program
 _LATER = "train", "cluster"     # most programs do not train, on one machine
+_OF_MODELS = ("fit",)            # functions that take files; the layer above has them
 _MODULES = {"ops", "alloc", "errors", "models", *_LATER}        # that belong to the API
 
 
 def __getattr__(name):
     if name in _LATER:
         return _import_module(f"ggjit.{name}")
+    if name in _OF_MODELS:
+        return getattr(_import_module("ggjit.models"), name)
     if name == "__all__":
         return [n for n in __dir__() if not n.startswith("__") and n not in _LATER]
     if not name.startswith("__"):
@@ -59,5 +62,5 @@ def __getattr__(name):
 def __dir__():
     """The API for `gg.<TAB>`: no modules but those that belong to it, no private names."""
     _ = "Tensor" in globals() or __getattr__("Tensor")
-    return sorted({*_LATER, *(n for n, x in globals().items() if n.startswith("__")
+    return sorted({*_LATER, *_OF_MODELS, *(n for n, x in globals().items() if n.startswith("__")
                               or not n.startswith("_") and (n in _MODULES or not isinstance(x, _ModuleType)))})

@@ -24,6 +24,7 @@ from ggjit.models.networks.bulk import embed_texts, generate_texts
 from ggjit.models.networks.device_map import token_seconds
 from ggjit.models.networks.evaluate import measure_imatrix, perplexity
 from ggjit.models.networks.finetune import finetune
+from ggjit.models.networks.fit import fit
 from ggjit.models.networks.load import load_model
 from ggjit.models.networks.silero import load_vad
 from ggjit.models.speech.speech import load_speech

@@ -173,7 +173,7 @@ STEPS, TURN = 1024, 16          # steps of offsets up to the lower bound, and th
 LARGE = 8192                    # buffers from which on offsets are taken in steps, where none is wide
 BLOCK, GROUP = 64, 1024         # sections whose highest top is kept beside the tops
 FEW = 16                        # a list shorter than this part of a window is sorted by comparing
-PATIENCE = 4096                 # buffers looked at before the word of the clock is looked at again
+PATIENCE = 4096                 # buffers that are tried between two looks at the clock
 # of `descent`, by window and in it by rank: a buffer, its place in the queue, the section that was its highest
 ROW_LO, ROW_HI, ROW_SIZE, ROW_KEY, ROW_NEXT, ROW_AT, ROW_ID = range(7)
 ROW = 8                         # words: a line of the processor's cache

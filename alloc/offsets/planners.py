@@ -231,7 +231,7 @@ class Planner:
         return outcome.status
 
     def _try(self, cap, limit):
-        """FOUND, INFEASIBLE or another status (not known): every rule with `limit` nodes."""
+        """Search by every rule with `limit` nodes.  Returns FOUND, INFEASIBLE, or another status: not known."""
         out = self._batch([(self.rank(name), rule) for name, rule in RULES.items()], cap, limit)
         return self._record(out[-1], cap, f"search {list(RULES)[len(out) - 1]}")
 

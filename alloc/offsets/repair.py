@@ -285,7 +285,7 @@ class Walk:
         self.tries += 1
 
     def capacity(self, best, goal):
-        """What is tried next below `best`: an eighth of the way to the goal, less after each vain try."""
+        """The capacity to try next: an eighth of the way from `best` to the goal, less after each try that failed."""
         return max(goal, best - max(1, (best - goal) // 8 >> self.tries % 4))
 
     def run(self, cap, n_moves, stop):

@@ -14,7 +14,7 @@ from ggjit.alloc.orders.recompute_plans import EVENTS_PER_NODE, EXECUTOR, execut
 from ggjit.alloc.orders.schedules import AGAIN, KEEP, RECOMPUTE, SOURCE, TAKE, list_order, live_bytes
 from ggjit.ops.core.errors import ParamError
 
-RULES = ((0.0, 0.5, 0.5), (1.0, 0.5, 0.5))      # (a, b, c) of the executor
+RULES = ((0.0, 0.5, 0.5), (1.0, 0.5, 0.5))      # settings (a, b, c) of recompute_plans.execute
 MORE = ((0.0, 0.15, 0.0), (0.0, 0.5, 0.0), (0.0, 1.0, 0.25), (0.25, 0.15, 0.25))        # where greedy is not best
 LEAST_STEP = 500                        # the least reachable peak is found to 1 / this of the peak
 

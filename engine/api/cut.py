@@ -227,7 +227,7 @@ class _Builder:
 
     # ------------------------------------------------------------ outside
     def _now(self, t):
-        """What stands for a tensor outside: itself, a copy, or the parts of a region's node put together."""
+        """The tensor that nodes outside the regions read for t: t itself, its copy, or the parts of it put together."""
         if t.id in self.parts and t.id not in self.whole:
             self.whole[t.id] = self._joined(t)
         return self.whole.get(t.id, t)

@@ -5,13 +5,15 @@
     gg.Scheduler([null, cpu]).reserve(graph)    # splits, copies, buffer sizes
     null.graph_compute(graph)
     null.report                                 # [{"what": "compute", "nodes": 12, "written_nbytes": ...}, ...]
+
+One with a name and a size stands for a device that is not here: gg.init_backend("NULL:name=GPU0,memory=24G").
 """
 import numpy as np
 
-from ggjit.core.arguments import buffer_size
+from ggjit.core.arguments import buffer_size, nbytes_of
 from ggjit.core.backend import TYPE_NULL, Backend, Device, host_array
 from ggjit.core.buffer import Buffer, BufferType, as_bytes
-from ggjit.ops.core.errors import NotAllocated, ParamError
+from ggjit.ops.core.errors import NotAllocated, OutOfMemory, ParamError
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.tensors.summary import label
@@ -24,6 +26,12 @@ class NullBuffer(Buffer):
         size = buffer_size(size)
         super().__init__(buft, size)
         self.written_nbytes = 0
+        buft.device.took(size)
+
+    def free(self):
+        if self.alive:
+            self.buft.device.took(-self.size)
+        super().free()
 
     def set_tensor(self, t, data, offset=0):
         self.written_nbytes += as_bytes(data).size
@@ -43,29 +51,45 @@ class NullBuffer(Buffer):
 
 
 class NullBufferType(BufferType):
-    name = "NULL"
-
     def __init__(self, device):
-        self.device = device
+        self.device, self.name = device, device.name
 
     def alignment(self):
         return 64
 
     def alloc_buffer(self, size):
+        free = self.device.memory()[0]
+        if self.device.size is not None and size > free:
+            raise OutOfMemory(f"{self.name}: a buffer of {size:,} bytes does not fit, {free:,} of {self.device.size:,} "
+                              f"bytes are free; put less of the network there")
         return NullBuffer(self, size)
 
 
 class NullDevice(Device):
     """No hardware at all."""
-    name, description, type = "NULL", "plans, measures and schedules; computes nothing", TYPE_NULL
+    description, type = "plans, measures and schedules; computes nothing", TYPE_NULL
 
-    def __init__(self):
+    def __init__(self, name="NULL", size=None, host=False):
+        """size: bytes of its memory, None: no limit; host: it reads the memory of this process, as a CPU does."""
+        self.name, self.size, self.host, self._used = name, size, host, 0
         self._buffer_type = NullBufferType(self)
 
     def init_backend(self, params=""):
-        if params:
-            raise ParamError(f"the NULL device has no parameters, got {params!r}")
-        return NullBackend(self)
+        """params: "name=GPU0,memory=24G": a device of that name and size."""
+        given = dict(part.strip().partition("=")[::2] for part in str(params).split(",") if part.strip())
+        if given.keys() - {"name", "memory"}:
+            raise ParamError(f"the NULL device has the parameters name=... and memory=..., got {params!r}")
+        if not given:
+            return NullBackend(self)
+        size = nbytes_of(given["memory"], "NULL: memory") if "memory" in given else None
+        return NullBackend(NullDevice(given.get("name") or "NULL", size))
+
+    def memory(self):
+        """(free, total) bytes; 0 where it has no size."""
+        return (0, 0) if self.size is None else (self.size - self._used, self.size)
+
+    def took(self, nbytes):
+        self._used += nbytes
 
     def buffer_type(self):
         return self._buffer_type
@@ -79,7 +103,7 @@ class NullDevice(Device):
         return True
 
     def supports_buft(self, buft):
-        return isinstance(buft, NullBufferType)
+        return isinstance(buft, NullBufferType) and buft.device is self or self.host and buft.is_host()
 
 
 class NullBackend(Backend):

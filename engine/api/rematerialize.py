@@ -241,7 +241,7 @@ def _or_in_rows(new, units, budget, cut):
 
 
 def _remedy(units, budget, cut):
-    """What may need fewer bytes."""
+    """End of an error's text: what the user may change to need fewer bytes."""
     possible = cut != "rounded" and units.numbers.kept_nbytes <= budget
     if possible and _in_rows(units, budget, rounded=True)[0] is not None:
         return "cut='rounded' meets it, where sums over rows may be rounded otherwise"

@@ -32,7 +32,7 @@ from ggjit.sched.scheduler import Scheduler
 
 DEFAULTS = {"freed": True, "streamed": 1, "grown": 4, "devices": 2, "in_place": True, "work": 1}   # what_if="all"
 MOST = {"streamed": 1 << 20, "grown": 1 << 20, "devices": 64, "work": MAX_THREADS}
-HALVINGS = 40                           # of the interval in which the largest share lies
+HALVINGS = 40                           # how often the interval that holds the largest share is halved
 OPTIMISERS = (OP.OPT_STEP_ADAMW, OP.OPT_STEP_SGD)
 # bytes in memory of its own, and in the arena; nodes that touch it, views left out; is it written, as a cache is?
 Outside = collections.namedtuple("Outside", "tensor nbytes size first written is_cache")

@@ -34,7 +34,7 @@ class ArenaSpan:
         self.buffer, self.offs, self.nbytes = buffer, offs, nbytes
 
     def _count_write(self):
-        """Versions are the driver's."""
+        """A worker counts no writes: the driver keeps the versions of tensors."""
 
 
 class WorkerDevice:

@@ -2,6 +2,7 @@
 import difflib
 import functools
 import inspect
+import re
 from typing import get_args
 
 import numpy as np
@@ -17,6 +18,25 @@ def buffer_size(value):
     if size < 0:
         raise ParamError(f"buffer size must not be negative, got {size}")
     return size
+
+
+_SIZE = re.compile(r"(?=\.?\d)(\d*)\.?(\d*)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def nbytes_of(value, what):
+    """A number of bytes: a whole number, or a text such as "1500000000", "8G", "512 MB" or "8GiB"; a k is 1000, a Ki is
+    1024.  Errors: ParamError, TypeMismatch."""
+    if not isinstance(value, str):
+        n = whole(value, what)
+    else:
+        found = _SIZE.fullmatch(value.strip())
+        n = 0
+        if found is not None and (found[3] or not found[4]):
+            unit = (1024 if found[4] else 1000) ** " kmgt".index(found[3].lower() or " ")
+            n = int(found[1] + found[2]) * unit // 10 ** len(found[2])
+    if n < 1:
+        raise ParamError(f"{what}: {value!r}: a size is a number of bytes, such as 500M, 1.5G or 800MiB")
+    return n
 
 
 def expect(value, kind, what):

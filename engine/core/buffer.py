@@ -111,7 +111,7 @@ class Buffer(Handle, HtmlRepr):
         self.alive = True
         self._trusted = True        # False once the memory can be written without being counted
         self._write_views = []      # arrays of `with t.write()` blocks that are still referenced
-        self.version = 0            # writes that named no tensor
+        self.version = 0            # counts writes to bytes that belong to no named tensor
         self.last_plan = None  # weak reference to the plan that computed into it last (engine/graphs/graph_plan.py)
         self._arena = None
         self._end = 0               # byte offset at which the last tensor of tensor_alloc ends

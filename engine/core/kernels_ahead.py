@@ -18,13 +18,13 @@ _after = threading.local()      # .kernels: function: (name, modules) of what is
 
 def announce(kernels):
     """kernels: (name, modules) of what is about to be asked for; those in the cache are not counted."""
-    now = _missing(kernels)
+    now = missing(kernels)
     if now:
         later = getattr(_after, "kernels", None)
-        _ahead[:] = dict.fromkeys([*now, *_missing(later() if later else ())])
+        _ahead[:] = dict.fromkeys([*now, *missing(later() if later else ())])
 
 
-def _missing(kernels):
+def missing(kernels):
     """Those that are neither in this process nor in the cache's folder nor shipped."""
     folder = cache_dir() / "kernels"
     files = {(name, modules): f"{name}-{sources_key(tuple(sorted(modules)))}.o"

@@ -21,7 +21,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def submitted(sched, run):
-    """`run` was submitted."""
+    """Note that `run` was submitted and is not waited for yet."""
     with _changing:
         IN_FLIGHT[sched] = (run,)               # a new object for every submission
 

@@ -105,7 +105,7 @@ class Table:
         if len(self._dead) > _AT_ONCE:
             self._recycle_now()
         try:
-            row = self._free.pop()          # without the lock: one step of C code
+            row = self._free.pop()          # needs no lock: list.pop is one step of C code
         except IndexError:
             row = self._new_row()
         generation = self.cells[row * T_WORDS + T_GEN]

@@ -13,6 +13,7 @@ from ggjit.cpu.check import require_right
 from ggjit.cpu.fusion import fuse_nodes
 from ggjit.cpu.repacked import RepackBuffer, is_repacked, kernel_of, repacked_ids
 from ggjit.cpu.sharing import least_nanoseconds
+from ggjit.cpu.thread_choice import choice_of
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import BARRIER_AFTER
 from ggjit.graphs.graph_plan import Plan
@@ -22,6 +23,7 @@ from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import ABORTED, N_FLAGS, N_INFO, N_TASKS, VIEW_OPS, WORD
 from ggjit.ops.core.shape import describe
 from ggjit.ops.elementwise.custom import RAISED
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native.jit import address_of, kernel_address
 
 # A plan that would save less than so many of the least nodes worth sharing runs on thread 0 alone: the others sleep
@@ -46,13 +48,18 @@ def work_memory():
     return [] if _work is None else [_work._arena]
 
 
-def likely_parts(graph, n_threads):
+def likely_parts(graph, n_threads, repacked=frozenset()):
     """The PlanNodes that a plan of the graph will most likely have; none where a node has no kernel.
 
-    Runs are fused as if every node had memory of its own.
+    Runs are fused as if every node had memory of its own.  repacked: ids of leaves that will lie in CPU_REPACK.
     """
     nodes = [t for t in graph.nodes if t.op not in VIEW_OPS and 0 not in t.ne]
-    parts = plan_nodes(nodes, lambda t: kernel_of(t, n_threads), repacked_ids(nodes))
+    marked = frozenset(repacked) or repacked_ids(nodes)
+
+    def choose(t):
+        will_be = repacked and any(s is not None and s.id in repacked for s in t.src)
+        return repack.kernel(t, n_threads) if will_be else kernel_of(t, n_threads)
+    parts = plan_nodes(nodes, choose, marked)
     if any(p.kernel is None for p in parts):
         return []
     return fuse_nodes(parts, graph, lambda t: (t, 0), n_threads)
@@ -99,6 +106,9 @@ class CPUPlan(Plan):
         super()._lay_out(places)
         tasks, at = np.array(self._tasks(), np.int64), np.array(self._starts[:-1], np.int64)
         self.n_used = int(tasks.max(initial=1))
+        self.cost = sum(k.cost for k in self.kernels)
+        own = any(hasattr(k, "code") for k in self.kernels)     # functions of users get the threads they asked for
+        self.thread_choice = None if own else choice_of(self.n_used, self.cost)
         alone = (tasks == 1) & (np.append(tasks, 1)[1:] == 1)
         self.rows[at + N_TASKS], self.rows[at + N_FLAGS] = tasks, np.where(alone, 0, BARRIER_AFTER)
 

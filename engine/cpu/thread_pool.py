@@ -181,10 +181,18 @@ class Pool:
                 self.words[walk.S_CALLBACK // WORD] = ctypes.cast(callback, ctypes.c_void_p).value
             if plan is not None:
                 plan.begin()
+            choice, began = None, 0.0
+            if plan is not None and j - i == len(plan.nodes) and not self.tracing.watchers:
+                choice = plan.thread_choice
+            if choice is not None:
+                n_threads, began = min(n_threads, choice.n_threads()), time.perf_counter()
+                self.n_walking = n_threads
             trace_buffer = self.tracing.trace_buffer(plan, i, j) if self.tracing.watchers and j > i else None
             if n_threads > 1 and not self.words[walk.S_CAN_SLEEP // WORD]:
                 self._post()
             status = self._enter(self.sync, first, end, n_threads, 0 if trace_buffer is None else trace_buffer.page())
+            if choice is not None and status == OK:
+                choice.ran((time.perf_counter() - began) / plan.cost)
             if trace_buffer is not None and status == OK:
                 trace_buffer.n_runs += 1        # another run would write over its page
         finally:

@@ -3,17 +3,17 @@
     candidates   tiles of 1, 2, 4 and for floats 8 rows by one column, one row with every way of prefetching; one whose
                  results differ from those of one row in any byte is out.  And the layout of CPU_REPACK, where there is
                  one: one group of rows or four, prefetched into the second-level cache or the first
-    measured     one thread, weights from memory, rows of two lengths, all taking turns; medians of the rounds
+    measured     one thread, weights from memory, rows of two lengths, all taking turns; the least of the rounds
     chosen       the rule's tile unless another is faster by LEAST_GAIN; the layout where one of its tiles is faster
 
 And how much work a node must be to be shared among threads (sharing.py): chains of additions of several sizes, on one
 thread and on all; the least from which on all are faster.
 
 `ggjit warm-up` measures every candidate.  `load_model` measures the few that matter most where no rule knows the
-processor.  Products of several columns follow the rule.
+processor.  Products of several columns follow the rule.  On a busy machine nothing is chosen, and the measurement is
+made again later (ops/native/measured.py).
 """
 import math
-import statistics
 import time
 
 import numpy as np
@@ -40,6 +40,7 @@ from ggjit.ops.matmul.choices import (
 )
 from ggjit.ops.matmul.mul_mat import mul_mat
 from ggjit.ops.matmul.repack import layouts as repack
+from ggjit.ops.native.measured import AGAIN_SECONDS, MachineBusy, in_turns
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 
@@ -94,10 +95,10 @@ def _repacked_plans(ctx, backend, type, lengths, nbytes, tiles):
 
 
 def measure(type, tiles=None, layouts=None, lengths=LENGTHS, nbytes=WEIGHTS_NBYTES, rounds=ROUNDS,
-            now=time.perf_counter):
-    """({name: median seconds of a pass over the weights}, names of the tiles with other bytes than one row's).
+            now=time.perf_counter, used=time.thread_time):
+    """({name: least seconds of a pass over the weights}, names of the tiles with other bytes than one row's).
 
-    tiles, layouts: the candidates, all if None."""
+    tiles, layouts: the candidates, all if None.  now, used: clocks.  Errors: MachineBusy."""
     backend, ctx = CPU.init_backend("n_threads=1"), Context()
     try:
         graph, plans, answers = _products(ctx, backend, backend, type, lengths, nbytes), {}, {}
@@ -110,20 +111,14 @@ def measure(type, tiles=None, layouts=None, lengths=LENGTHS, nbytes=WEIGHTS_NBYT
         for plan in repacked.values():
             plan.compute()
         plans |= repacked
-        seconds = {name: [] for name in plans}
-        for _ in range(rounds):
-            for name, plan in plans.items():
-                t0 = now()
-                plan.compute()
-                seconds[name].append(now() - t0)
+        seconds = in_turns({name: plan.compute for name, plan in plans.items()}, rounds, now, used)
     finally:
         ctx.free()
-    return ({name: statistics.median(s) for name, s in seconds.items()},
-            [name for name in answers if answers[name] != answers[str(ONE_ROW)]])
+    return seconds, [name for name in answers if answers[name] != answers[str(ONE_ROW)]]
 
 
 def choose(type, **how):
-    """The Choice for `type`; measured."""
+    """The Choice for `type`, found by measuring."""
     seconds, others = measure(type, **how)
     seconds = {name: s for name, s in seconds.items() if name not in others}
     tiles = {t: seconds[str(t)] for t in candidates(type) if str(t) in seconds}
@@ -155,7 +150,10 @@ def tune(types, again=False, **how):
     todo, made = [t for t in types if tunable(t) and (again or choices.kept(t) is None)], {}
     with work("measuring how weights are read fastest", len(todo)) as step:
         for type in todo:
-            made[type] = choose(type, **how)
+            try:
+                made[type] = choose(type, **how)
+            except MachineBusy as e:
+                choices.note_busy(type, e)
             step()
     for type, choice in made.items():
         choices.keep(type, choice)
@@ -167,7 +165,7 @@ def tune_unknown(types, limit=1.0, now=time.perf_counter):
     that has no choice yet; no further type after `limit` seconds."""
     made, end = {}, now() + limit
     for type in types if choices.RULE is None else ():
-        if now() < end:
+        if now() < end and choices.busy_seconds(type) > AGAIN_SECONDS:
             made |= tune([type], tiles=dict.fromkeys((ONE_ROW, PLAIN, choices.rule(type))),
                          layouts=dict.fromkeys((choices.layout_rule(type), ONE_ROW if type is F32 else NEAR)),
                          **QUICK)
@@ -188,35 +186,37 @@ def _chain(ctx, backend, nanoseconds):
     return graph
 
 
-def measure_sharing(n_threads, rounds=ROUNDS, now=time.perf_counter):
-    """{nanoseconds of a node's work: (seconds of a chain on one thread, on all)}: the least, for on a busy machine the
-    median of all threads is the others' work."""
+def measure_sharing(n_threads, rounds=ROUNDS, now=time.perf_counter, used=time.thread_time):
+    """{nanoseconds of a node's work: (seconds of a chain on one thread, on all)}: the least of the rounds.  Errors:
+    MachineBusy."""
     backend, found = CPU.init_backend(f"n_threads={n_threads}"), {}
     for size in sharing.CANDIDATES:
-        ctx, seconds = Context(), ([], [])
+        ctx, plans = Context(), []
         try:
-            graph, plans = _chain(ctx, backend, size), []
+            graph = _chain(ctx, backend, size)
             for least in (math.inf, 0.0):
                 with sharing.forced(least):
                     plans.append(backend.graph_plan_create(graph))
+                plans[-1].thread_choice = None          # all threads, whatever they cost
                 plans[-1].compute()
-            for _ in range(rounds):
-                for plan, times in zip(plans, seconds, strict=True):
-                    t0 = now()
-                    plan.compute()
-                    times.append(now() - t0)
+            found[size] = tuple(in_turns({p.n_used: p.compute for p in plans}, rounds, now, used).values())
         finally:
             ctx.free()
-        found[size] = tuple(map(min, seconds))
     return found
 
 
 def tune_sharing(n_threads, again=False, **how):
-    """Measure and keep how much work a node must be to be shared: nanoseconds; None where nothing was measured."""
+    """Measure and keep how much work a node must be to be shared: nanoseconds; None where nothing was measured, or on
+    a busy machine."""
     if n_threads < 2 or choices.SETTING == "off" or n_threads in sharing.kept() and not again:
         return None
+    try:
+        found = measure_sharing(n_threads, **how)
+    except MachineBusy as e:
+        sharing.note_busy(e)
+        return None
     least = 2 * sharing.CANDIDATES[-1]
-    for size, (alone, shared) in sorted(measure_sharing(n_threads, **how).items(), reverse=True):
+    for size, (alone, shared) in sorted(found.items(), reverse=True):
         if alone < LEAST_GAIN * shared:
             break
         least = size

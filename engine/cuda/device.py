@@ -56,7 +56,7 @@ class CUDADevice(Device):
         self._backends, self._met = [], weakref.WeakSet()       # backends: weak references
         self._streams = []                              # of backends, until destroyed: those of backends that are gone
         self._garbage = collections.deque()             # (function that frees, what is no longer held)
-        self._lock = threading.Lock()                   # who frees garbage, or adds a backend
+        self._lock = threading.Lock()                   # held by a thread that frees garbage or adds a backend
 
     @functools.cached_property
     def context(self):

@@ -55,7 +55,7 @@ class CUDABuffer(Buffer):
             self.buft.device.fill(self._range(t, offset, nbytes), value, nbytes)
 
     def copy_tensor(self, src, dst):
-        """From a buffer of any CUDA device; False for others."""
+        """Copy from a buffer of any CUDA device.  Returns False for other buffers, from which nothing is copied."""
         if not isinstance(src.buffer, CUDABuffer):
             return False
         if dst.nbytes:

@@ -252,7 +252,7 @@ def cuEventCreate(Flags):
 
 @_call
 def cuEventDestroy(hEvent):
-    """Nothing held."""
+    """The simulator holds nothing to be freed."""
 
 
 @_call
@@ -376,9 +376,9 @@ def cuGraphLaunch(hGraphExec, hStream):
 
 @_call
 def cuGraphDestroy(hGraph):
-    """Nothing held."""
+    """The simulator holds nothing to be freed."""
 
 
 @_call
 def cuGraphExecDestroy(hGraphExec):
-    """Nothing held."""
+    """The simulator holds nothing to be freed."""

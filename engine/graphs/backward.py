@@ -286,7 +286,7 @@ def _floats(t):
 
 
 def _reached(nodes, leafs, wanted):
-    """Ids of tensors that change with what is wanted."""
+    """Ids of the tensors that depend on a tensor whose gradient is wanted."""
     reached = {w.id for w in wanted}
     for t in nodes:
         if _floats(t) and any(s is not None and s.id in reached for s in t.src):

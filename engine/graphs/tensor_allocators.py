@@ -202,7 +202,7 @@ class Allocr(Handle):
 
     @classmethod
     def new(cls, data, size=None, alignment=32):
-        """Over the caller's memory: an array or object with the buffer protocol, of which `size` bytes are used."""
+        """An allocator over the caller's memory: an array or object with the buffer protocol; `size` bytes are used."""
         memory = as_bytes(host_array(data))
         size = memory.size if size is None else buffer_size(size)
         if size > memory.size:

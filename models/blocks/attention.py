@@ -74,8 +74,8 @@ class Attention:
         """[(name, type, ne)] of what is kept between tokens."""
         if self.kv_of is not None:
             return []
-        n, type_ = sizes.rows[self.window], sizes.kv_type
-        return [("k cache", type_, (self.n_k, n)), ("v cache", type_, (self.n_v, n))]
+        n = sizes.rows[self.window]
+        return [("k cache", sizes.kv_type, (self.n_k, n)), ("v cache", sizes.v_type, (self.n_v, n))]
 
     def load(self, loader, p):
         d, n_q = loader.n_embd, self.n_q * (2 if self.gated else 1)

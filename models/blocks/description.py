@@ -76,7 +76,8 @@ class Loader:
 class CacheSizes:
     """What the caches of layers are made for."""
     n_embd: int
-    kv_type: Any
+    kv_type: Any                        # of keys
+    v_type: Any                         # of values
     rows: dict                          # {window: cache rows of layers with it}
     n_state_rows: int                   # rows of states
 

@@ -128,12 +128,12 @@ def replaced(old, new):
 
 
 def whole(prefix):
-    """Names of a model without a head, saved by itself, begin with what the others begin with."""
+    """Names of tensors as in a whole model.  A model that was saved without its head lacks their common beginning."""
     return lambda name: name if name.startswith((prefix, "lm_head.", "score.")) else prefix + name
 
 
 def qwen3_family(c):
-    """Qwen 3; its rerankers have a classifier beside."""
+    """Qwen 3.  Its rerankers have a classifier as well."""
     if rerank.is_qwen3_reranker(c):
         return Family("QWEN3", meta.qwen3_reranker, chain(rerank.qwen3_change), **_WHOLE)
     return Family("QWEN3", **_WHOLE)

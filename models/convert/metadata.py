@@ -111,7 +111,7 @@ def smollm3(w, c, gguf):
 
 
 def rotated(default=1.0):
-    """Common, and how much of a head rotates."""
+    """The common keys, and the number of dimensions of a head that rotate."""
     def metadata(w, c, gguf):
         common(w, c, gguf)
         w.add_rope_dimension_count(c.n_rotated(default))
@@ -205,7 +205,7 @@ def gemma4(w, c, gguf):
 
 
 def qwen3vl(w, c, gguf):
-    """For text: images add what the first layers are given beside them."""
+    """The keys of the text part.  n_deepstack_layers: first layers to whose input a picture's features are added."""
     common(w, c, gguf)
     w.add_rope_dimension_sections([*c.rope()["mrope_section"], 0][:4])
     w.add_num_deepstack_layers(len(c.get("vision_config", default={}).get("deepstack_visual_indexes", ())))

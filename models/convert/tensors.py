@@ -46,7 +46,7 @@ def unchanged(c, name, x):
 
 
 def chain(*changes):
-    """The first change that has something to say; a change returns None for tensors it leaves alone."""
+    """A change made of several: the first that does not return None decides.  None: the tensor is left alone."""
     def change(c, name, x):
         return next((made for f in changes if (made := f(c, name, x)) is not None), None) or same(name, x)
     return change
@@ -96,7 +96,7 @@ def pairs_change(c, name, x):
 
 
 def roberta_change(c, name, x):
-    """Rows of positions that no token has are left out: the first real one is behind the padding token's number."""
+    """Leave out the rows of position embeddings that no token has: RoBERTa counts positions from the padding id + 1."""
     if name != "embeddings.position_embeddings.weight":
         return None
     first = c["pad_token_id"] + 1
@@ -122,7 +122,7 @@ def gemma3n_change(c, name, x):
 
 
 def gemma4_change(c, name, x):
-    """Names: factors of the router's input, of what experts give, of a layer."""
+    """Gemma 4's names of factors: of the router's input, of the experts' results, of a layer's result."""
     for old, new in ((".router.scale", ".router.proj.scale"), (".router.per_expert_scale", ".experts.down_proj.scale")):
         if name.endswith(old):
             return same(name.removesuffix(old) + new, x)
@@ -230,7 +230,7 @@ def gpt_oss_change(c, name, x):
 
 
 def latent_change(c, name, x):
-    """DeepSeek: the matrix from latent to keys and values in two, that of the keys transposed head by head."""
+    """DeepSeek: split the matrix from latent vector to keys and values; transpose each head of the keys."""
     if name.endswith("e_score_correction_bias"):
         return same(name.replace("_correction_bias", "_correction.bias"), x)
     if not name.endswith("kv_b_proj.weight"):

@@ -112,7 +112,7 @@ def _ct2_heads(variables):
 def _ct2_tensors(variables):
     """{OpenAI's name: array}"""
     def values(name):
-        """A variable; whole numbers times their scale."""
+        """The values of a variable; those stored as whole numbers are multiplied by their scale."""
         x = variables[name]
         if x.dtype == np.int8:
             scale = variables[name + "_scale"].astype(np.float32)

@@ -52,7 +52,7 @@ def _scaled_rope(hparams, d_key):
 
 
 def _sparse(hparams, attentions, kind):
-    """The network of these layers of attention."""
+    """The description of a network whose layers of attention are these."""
     hparams.ignore("rope.dimension_sections")
     experts = routed(hparams, kind, normed=hparams.get("expert_weights_norm", False, bool), **groups(hparams))
     blocks = after_dense(hparams, attentions[0], experts)

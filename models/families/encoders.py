@@ -114,7 +114,7 @@ def gemma_embedding(hparams):
 
 
 def buckets(hparams):
-    """Of T5's relative positions."""
+    """The buckets of T5's relative positions."""
     n = hparams.positive("attention.relative_buckets_count")
     if not 2 <= n <= MAX_BUCKETS:
         raise hparams.wrong("attention.relative_buckets_count", n, f"2 to {MAX_BUCKETS}")

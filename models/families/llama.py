@@ -79,7 +79,7 @@ def deci(hparams):
 
 
 def nanbeige(hparams):
-    """The layers are passed several times, with the last norm in between."""
+    """LLaMA whose layers are run several times one after the other, with the last norm in between."""
     sizes, n = hparams.heads(), hparams.n_layer
     n_times = hparams.positive("num_loops", 1)
     if n * n_times > MAX_LAYERS:

@@ -176,7 +176,7 @@ def qwen2vl(hparams):
 
 
 def paddleocr(hparams):
-    """The text part of PaddleOCR: ERNIE 4.5 with other pairs."""
+    """The text part of PaddleOCR: ERNIE 4.5 whose RoPE rotates other pairs of dimensions."""
     attention = rotated(hparams, ROPE_NEOX)
     n_non_rotary = hparams.n_non_rotary(attention.rope.n_dims)
     attention = dataclasses.replace(attention, rope=dataclasses.replace(attention.rope, n_non_rotary=n_non_rotary))

@@ -163,7 +163,7 @@ def maple(hparams):
 
 
 def spark2_5(hparams):
-    """Heads by layer, a gate for each of them, a GELU gate in the feed-forward; no experts."""
+    """Numbers of heads differ by layer, each head has a gate, GELU gates the feed-forward; there are no experts."""
     blocks = []
     for w, sizes in zip(hparams.windows(..., default=...), hparams.heads_per_layer(), strict=True):
         rope = hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")

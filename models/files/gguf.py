@@ -474,7 +474,7 @@ def _nbytes(c, name, kind, ne):
 
 
 def _place(c, infos, data_offs, alignment):
-    """Absolute offsets; ranges lie inside the file, aligned and apart."""
+    """Make the offsets of tensors absolute, and check that their ranges lie inside the file, aligned and apart."""
     tensors = {}
     for name, kind, ne, nbytes, offs in infos:
         if name in tensors:

@@ -128,7 +128,7 @@ def _along(x, axis, n, support, weight):
 
 
 def fitted(picture, width, height, kind, colour):
-    """The picture as large as it fits, in the middle of a field of that colour."""
+    """The picture scaled to the largest size that fits, in the middle of an area of one colour."""
     scale = min(np.float32(width) / np.float32(picture.shape[1]), np.float32(height) / np.float32(picture.shape[0]))
     w = min(int(np.ceil(np.float32(picture.shape[1]) * scale)), width)
     h = min(int(np.ceil(np.float32(picture.shape[0]) * scale)), height)

@@ -112,6 +112,9 @@ class Weights(collections.abc.Mapping):
         The file's pages they came from are given back to the system.  Errors: OutOfMemory.
         """
         leaves = [t for name, t in self._leaves.items() if takes(name)]
+        if self.device.type == TYPE_NULL:               # there is nothing to copy
+            self.moved += [buf for buf, _ in move_tensors([(buft, leaves)])]
+            return
         raw = {t.id: t.buffer.host_bytes(t.offs, t.nbytes) for t in leaves}
         with work(f"loading weights into {buft.name}", len(leaves)) as step:
             for buf, tensors in move_tensors([(buft, leaves)]):

@@ -17,4 +17,5 @@
     evaluate.py         perplexity, KL divergence, importance matrices
     finetune.py         LoRA adapters trained; training.py: the loss as a graph
     peak.py             the peak memory of a model, measured without loading it; memory.py: what it takes, by term
+    fit.py              the best setting within so much memory
 """

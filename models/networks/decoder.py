@@ -20,7 +20,7 @@ from ggjit.models.networks import context_shift, saved_state
 from ggjit.models.networks import decoder_graph as graphs
 from ggjit.models.networks.kv_cells import KVCells, whole_pages
 from ggjit.models.networks.load_options import LoadOptions
-from ggjit.models.networks.memory import MemoryTerm, terms_of_leaves
+from ggjit.models.networks.memory import MemoryTerm, expected_in, terms_of_leaves
 from ggjit.models.networks.network import Network
 from ggjit.models.networks.picture_tokens import PictureTokens
 from ggjit.models.networks.pooling import RANK, Pooling
@@ -37,7 +37,7 @@ from ggjit.ops.core.progress import counted
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.matmul.choices import columns_apart
 
-KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0")
+KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 MAX_SEQS = 256                          # texts at once
 MAX_CELLS = 1 << 30
 APART = -1                              # in a graph's shape, in place of the number of page tables
@@ -56,6 +56,15 @@ def _by_head(leaf, rows, n_head):
     return a.reshape(len(a), n_head, -1).transpose(1, 0, 2).astype(np.float32)
 
 
+def _kv_types(asked):
+    """(type of keys, of values) of "F16", "Q8_0/Q4_0" or a pair.  Errors: ParamError."""
+    names = asked if isinstance(asked, list | tuple) else str(asked).split("/")
+    if len(names) not in (1, 2):
+        raise ParamError(f"kv_type is {asked!r}, expected a type, or one of keys and one of values: \"Q8_0/Q4_0\"")
+    types = [BY_NAME[one_of("kv_type", str(name).upper(), KV_TYPES).lower()] for name in names]
+    return types[0], types[-1]
+
+
 @typed_methods
 class Decoder(Network):
     """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`, `m.chat(messages)`."""
@@ -70,7 +79,7 @@ class Decoder(Network):
         self.flash = bool(options.flash)
         self.n_batch = integer("n_batch", options.n_batch, 1, MAX_CTX)
         self.n_seqs = integer("n_seqs", self.N_SEQS if options.n_seqs is None else options.n_seqs, 1, MAX_SEQS)
-        self.kv_type = BY_NAME[one_of("kv_type", str(options.kv_type).upper(), KV_TYPES).lower()]
+        self.kv_type, self.v_type = _kv_types(options.kv_type)
         self.rope_changes = rope_options(options.rope)
         super().__init__(file, options)
 
@@ -145,8 +154,16 @@ class Decoder(Network):
             [term for kind, leaves in terms.items() for term in terms_of_leaves(kind, leaves)]
 
     def expected_kept(self):
-        sizes = {kind: sum(t.nbytes for t in leaves) for kind, leaves in graphs.kept_by_kind(self).items()}
-        return [MemoryTerm(kind, nbytes, nbytes) for kind, nbytes in sizes.items()]
+        kinds = graphs.kept_by_kind(self)
+        if len(kinds) < 2:
+            return [term for kind in kinds for term in expected_in(kind, self._kept_buffers(), self)]
+        found = {}                          # states and caches of different layers lie in one buffer
+        for kind, leaves in kinds.items():
+            for t in leaves:
+                device = None if t.buffer.buft.device is self.backend.device else t.buffer.buft.device.name
+                found[kind, device] = found.get((kind, device), 0) + t.nbytes
+        return [MemoryTerm(kind, n, n) if device is None else MemoryTerm(kind, n, device=device)
+                for (kind, device), n in found.items()]
 
     @property
     def kv_nbytes(self):
@@ -206,7 +223,7 @@ class Decoder(Network):
         return [(n, self.cells.rounded(n), 1, False, 1) for n in (1, 4, 64) if n <= self.n_ctx]
 
     def _later_shapes(self):
-        """A prompt is followed by single tokens."""
+        """Shapes of the steps that follow a prompt: single tokens."""
         return self._common_shapes()[:1]
 
     def _compared_shapes(self):
@@ -290,7 +307,7 @@ class Decoder(Network):
 
     @property
     def _weights_as_read(self):
-        """Was no weight written to since the text began?"""
+        """Is every weight as it was when the text began?"""
         return self._read_with == self._weight_versions()
 
     @property

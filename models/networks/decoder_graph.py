@@ -32,10 +32,11 @@ def context_size(m):
 
 def check_kv_type(m):
     for block in m.description.blocks:
-        d = [getattr(block.mixer, name, 0) for name in ("d_head", "d_head_v", "d_index")]
-        wrong = [n for n in d if n % m.kv_type.block]
-        if wrong:
-            raise ParamError(f"kv_type {m.kv_type!r} stores blocks of {m.kv_type.block}, the heads of this "
+        for type_, names in ((m.kv_type, ("d_head", "d_index")), (m.v_type, ("d_head_v",))):
+            wrong = [n for n in (getattr(block.mixer, name, 0) for name in names) if n % type_.block]
+            if not wrong:
+                continue
+            raise ParamError(f"kv_type {type_!r} stores blocks of {type_.block}, the heads of this "
                              f"model have {wrong[0]}; use F16 or F32")
 
 
@@ -86,7 +87,7 @@ def load_weights(m):
 def _load_output(m, want, d):
     tied = m.description.tied
     m.out = None if tied else want("output.weight", d, m.n_vocab, optional=tied is None)
-    if m.out is None:                    # tied; on the GPU a copy, the embedding itself stays where it is
+    if m.out is None:                    # tied to the embedding, of which a GPU gets a copy
         m.out = want("token_embd.weight", d, m.n_vocab, named="output.weight") \
             if m.offload.has("output.weight") else m.embd
 
@@ -98,7 +99,7 @@ def make_cache(m):
     for i, block in enumerate(m.description.blocks):
         m.cache.append([m.kv_ctx.new_tensor(type_, ne, f"{name} {i}") for name, type_, ne in
                            block.cache(cache_sizes(m))])
-        where = m.offload.backend_of(f"blk.{i}.") or m.backend
+        where = m.offload.keeps(i) or m.backend
         by_backend.setdefault(where, []).extend(m.cache[-1])
     m.recurrent = any(leaf.name.startswith("state") for kept in m.cache for leaf in kept)
     m.cells.has_states = m.recurrent
@@ -116,7 +117,7 @@ def kept_by_kind(m):
 
 
 def cache_sizes(m):
-    return CacheSizes(m.n_embd, m.kv_type, m.cells.n_rows, m.cells.n_state_rows)
+    return CacheSizes(m.n_embd, m.kv_type, m.v_type, m.cells.n_rows, m.cells.n_state_rows)
 
 
 def can_page(m):

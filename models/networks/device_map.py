@@ -97,6 +97,10 @@ class DeviceMap:
             return self._placement.get(OUTPUT) if name.startswith("output") else None
         return self._placement.get(int(layer[1]))
 
+    def keeps(self, layer):
+        """The backend that holds what a layer keeps of texts; None: the driver's."""
+        return self.backend_of(f"blk.{layer}.")
+
     def has(self, name):
         return self.backend_of(name) is not None
 

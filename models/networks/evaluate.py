@@ -261,7 +261,7 @@ def measure_imatrix(m, data, n_ctx=N_CTX, n_chunks=None, output=False, dataset="
 
 @contextlib.contextmanager
 def _watched(m, callback):
-    """Inside, `callback` sees the nodes of m's graphs, which a scheduler runs."""
+    """In the block `callback` is called for the nodes of m's graphs, which run through a scheduler."""
     before = m.scheduler
     m._steps.clear()
     m.scheduler = before or Scheduler([m.backend])

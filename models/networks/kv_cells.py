@@ -86,7 +86,7 @@ class Text:
             mapping.since = 0
 
     def cut(self, n, state_row):
-        """The first n tokens, and the states as they were then."""
+        """Keep the first n tokens of the text, and the states as they were after them."""
         del self.ids[n:]
         self.state_row, self.broken = state_row, not self.holds(n)
         self.exact = self.exact if self.exact < n else ALL

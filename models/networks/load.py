@@ -57,20 +57,21 @@ _DEFAULTS = {f.name: f.default for f in dataclasses.fields(LoadOptions) if f.def
 @takes_other_names(LOADING)
 @typed_call
 def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, strict=True,
-               validate=False, lora=(), devices=None, vision=None, **options):
+               validate=False, lora=(), devices=None, override_tensor=(), vision=None, **options):
     """Load a GGUF model: `.tokenize .logits .embed .generate`.
 
     path: of the file; None: the small model that comes with the package (docs/austen.md).
     backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  Options of decoders: n_ctx, tokens of all texts;
-    n_batch; kv_type ("F16", "F32", "BF16", "Q8_0", "Q4_0"); flash; n_seqs, texts at once (8); n_cells, cache rows of
-    all of them together (n_ctx).  pooling: how `m.embed` makes one vector of a text's tokens, "mean", "cls" (the
-    first), "last", or "rank" for `m.rerank`; None: as the file says.  repack: matrices in a layout that products read
-    faster (ops/matmul/repack), for a slower load and memory that is not shared with the file; None: encoders', and
-    those of decoders that are large, where this processor is faster for it and half of the
-    free memory holds them (`ggjit info --tuning`).  reserve=False sets no memory aside for computing yet.  Weights are
-    mapped, not read, but for repacked ones and those on a GPU.
+    n_batch; kv_type (F16, F32, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL; "Q8_0/Q4_0": of keys and of values); flash;
+    n_seqs, texts at once (8); n_cells, cache rows of all of them together (n_ctx).  pooling: how `m.embed` makes one
+    vector of a text's tokens, "mean", "cls" (the first), "last", or "rank" for `m.rerank`; None: as the file says.
+    repack: matrices in a layout that products read faster (ops/matmul/repack), for a slower load and memory that is not
+    shared with the file; None: encoders', and those of decoders that are large, where this processor is faster for it
+    and half of the free memory holds them (`ggjit info --tuning`).  reserve=False sets no memory aside for computing
+    yet.  Weights are mapped, not read, but for repacked ones and those on a GPU.
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
     output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.
+    override_tensor: {pattern: "CPU" or the GPU's name}: where tensors whose names match lie, before all other rules.
     devices: the layers are spread over these by memory and measured speed, such as cl.devices of gg.cluster; what does
     not fit stays here, and a device that would make nothing faster gets nothing (`m.explain()`).
     strict: a file with tensors or settings that the network does not use is refused, with their names: it is another
@@ -89,9 +90,11 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     if not isinstance(path, str | os.PathLike):
         raise TypeMismatch(f"load_model takes the path of a GGUF file, got {type(path).__name__}")
     options = LoadOptions.of(options, backend=backend, n_threads=n_threads, reserve=reserve, n_gpu_layers=n_gpu_layers,
-                             cpu_moe=cpu_moe, strict=strict, lora=lora, devices=devices, vision=vision)
-    if devices is not None and (n_gpu_layers is not None or cpu_moe):
-        raise ParamError("devices chooses the layers of each device; leave out n_gpu_layers and cpu_moe")
+                             cpu_moe=cpu_moe, strict=strict, lora=lora, devices=devices, vision=vision,
+                             override_tensor=override_tensor)
+    if devices is not None and (n_gpu_layers is not None or cpu_moe or override_tensor):
+        raise ParamError("devices chooses the layers of each device; leave out n_gpu_layers, cpu_moe and "
+                         "override_tensor")
     if "NULL" in str(backend).upper():
         raise ParamError("the NULL device computes nothing; load on \"CPU\", or measure with `ggjit peak`")
     file = GGUFFile(path)

@@ -24,6 +24,8 @@ class LoadOptions:
     reserve: bool = True
     n_gpu_layers: int | None = None
     cpu_moe: bool = False
+    override_tensor: Any = ()           # {pattern of names: device}
+    gpus: tuple = ()                    # backends of GPU layers, instead of one
     strict: bool = True
     lora: Any = ()
     devices: Any = None

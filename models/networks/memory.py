@@ -247,27 +247,41 @@ def process_term(before):
 
 
 # ---------------------------------------------------------------- what will be in memory
-def expected(m, graph, compute_nbytes, work_nbytes, n_logits, before):
-    """[MemoryTerm] of the network `m`, loaded on the NULL device, once it has run `graph`, its largest, and handed out
+def expected(m, graph, arenas, work_nbytes, n_logits, before):
+    """[MemoryTerm] of the network `m`, loaded on NULL devices, once it has run `graph`, its largest, and handed out
     logits of n_logits tokens.
 
-    before: (anonymous, file) bytes of the process before it is loaded.
+    arenas: {device, None for the host: bytes}; before: (anonymous, file) bytes of the process before it is loaded.
     """
-    file, weights = m.file, m.weights
+    file, weights, adapters = m.file, m.weights, weights_of_adapters(m)
     header = getattr(file, "data_offs", 0)
-    mine = {x.id for b in (weights, *weights_of_adapters(m)) for x in b.ctx.tensors}
+    mine = {x.id for b in (weights, *adapters) for x in b.ctx.tensors}
     inputs = {x.buffer.id: x.buffer for x in graph.leafs if x.base.id not in mine and x.buffer is not None}
     anonymous, of_file = tokenizer_nbytes(file)
+
+    def host(name, nbytes, about=""):
+        return MemoryTerm(name, nbytes, nbytes, about=about)
     return [MemoryTerm("weights", weights.nbytes + header, 0, header + read_nbytes(m, graph), about=MAPPED),
-            MemoryTerm("repacked weights", weights.repacked_nbytes, weights.repacked_nbytes),
-            *(MemoryTerm("adapters", n, 0, n) for n in [sum(w.nbytes for w in weights_of_adapters(m))]),
-            *m.expected_kept(), MemoryTerm("compute", compute_nbytes, compute_nbytes),
-            MemoryTerm("kernel work", work_nbytes, work_nbytes),
-            *(MemoryTerm("inputs", n, n) for n in [sum(a.nbytes for a in unique_memory(
-                b._arena for b in inputs.values() if b._arena is not None))]),
-            *(MemoryTerm("logits", n, n, about="while the caller uses them")
-              for n in [n_logits * m.n_vocab * F32.nbytes]),
+            host("repacked weights", weights.repacked_nbytes), *expected_in("weights", weights.moved, m),
+            *(MemoryTerm("adapters", w.nbytes, 0, w.nbytes) for w in adapters),
+            *m.expected_kept(),
+            *(host("compute", n) if device is None else MemoryTerm("compute", n, device=device)
+              for device, n in arenas.items()),
+            host("kernel work", work_nbytes),
+            host("inputs", sum(a.nbytes for a in unique_memory(
+                b._arena for b in inputs.values() if b._arena is not None))),
+            host("logits", n_logits * m.n_vocab * F32.nbytes, "while the caller uses them"),
             MemoryTerm("tokenizer", anonymous + of_file, anonymous, of_file), process_term(before)]
+
+
+def expected_in(name, buffers, m):
+    """A MemoryTerm for each NULL device that buffers lie on; those of the host will be anonymous memory."""
+    sizes = {}
+    for buf in buffers:
+        device = buf.buft.device
+        sizes[device] = sizes.get(device, 0) + buf.size
+    return [MemoryTerm(name, n, n) if device is m.backend.device else MemoryTerm(name, n, device=device.name)
+            for device, n in sizes.items()]
 
 
 def weights_of_adapters(m):
@@ -284,7 +298,7 @@ def read_nbytes(m, graph):
                 (rows_only if t.op is OP.GET_ROWS and x is t.src[0] else whole).add(x.base.id)
     total = 0
     for t in m.weights.ctx.tensors:
-        if t.id in m.weights.repacked:
+        if t.id in m.weights.repacked or t.buffer not in m.weights.buffers:
             continue
         if t.id in rows_only - whole:
             n_places = max(t.nbytes // AROUND, 1)

@@ -71,7 +71,7 @@ class Moonshine(SpeechNetwork):
 
     # ------------------------------------------------------------ graphs
     def largest_graph(self, all_logits=False):
-        """The encoder's of the longest sound."""
+        """The encoder's graph for the longest sound."""
         return self.graph(ENCODE, MAX_SECONDS * RATE)
 
     def _compared_shapes(self):

@@ -26,8 +26,8 @@ from ggjit.models.networks.memory import (
     MAPPED,
     Growth,
     HandedOut,
-    MemoryTerm,
     MemoryUse,
+    expected_in,
     process_term,
     term_of,
     terms_of_buffers,
@@ -94,9 +94,10 @@ class Network:
         self.file = file
         self._before, self._code, self.growth_of_text = options.process, Growth(options.process), Growth()
         self._handed_out = HandedOut()
-        self.backend, gpu = choose_backends(options.backend, options.n_threads, n_gpu_layers)
-        self.offload = offload(gpu, n_gpu_layers, HParams(file).n_layer, options.cpu_moe) if devices is None else \
-            DeviceMap(devices, self)
+        self.backend, gpu = choose_backends(options.backend, options.n_threads, None if options.gpus else n_gpu_layers)
+        gpus = options.gpus or ([] if gpu is None else [gpu])
+        self.offload = DeviceMap(devices, self) if devices is not None else \
+            offload(gpus, n_gpu_layers, HParams(file).n_layer, options.cpu_moe, options.override_tensor)
         self.scheduler = None
         self.weights = Weights(file, self.backend.device)
         self._steps = PlanCache(MAX_KEPT_PLANS)
@@ -375,7 +376,7 @@ class Network:
                 self.growth_of_text.term("tokenizer"), self._code.term("code"), process_term(self._before)]
 
     def _kept_buffers(self):
-        """Buffers of what is kept of texts."""
+        """Buffers that keep state of texts, such as KV caches."""
         return ()
 
     def _kept_terms(self):
@@ -383,8 +384,7 @@ class Network:
 
     def expected_kept(self):
         """[MemoryTerm] of what will be kept of texts; for a network on the NULL device."""
-        nbytes = sum(b.size for b in self._kept_buffers())
-        return [MemoryTerm("KV cache", nbytes, nbytes)]
+        return expected_in("KV cache", self._kept_buffers(), self)
 
     def _compute_buffers(self):
         memory = self.scheduler.memory if self.scheduler is not None else self._allocator._memory

@@ -13,15 +13,16 @@ import numpy as np
 
 from ggjit.api.explore import explore
 from ggjit.api.measure_memory import kernel_work_nbytes, measured
+from ggjit.api.null_device import NullDevice
 from ggjit.api.what_if import checked
-from ggjit.core.arguments import nearest
+from ggjit.core.arguments import nbytes_of, nearest
 from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models.files.gguf import TensorInfo
 from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.load import EMBEDDED, network_of
 from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.memory import MemoryUse, expected
-from ggjit.ops.core.errors import BadFile, ModelError
+from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import BY_NAME
 
@@ -73,6 +74,10 @@ class ShapeFile:
         """As many bytes as the file would have, none of them real."""
         return np.broadcast_to(np.uint8(0), (self.nbytes,))
 
+    def get(self, key, default=..., kind=None):
+        """A key of the metadata that need not be there."""
+        return self.metadata.get(key, default)
+
     def arch_get(self, key, default=..., kind=None):
         value = self.metadata.get(f"llama.{key}", default)
         if value is ...:
@@ -80,7 +85,7 @@ class ShapeFile:
         return value
 
 
-def _file(model):
+def model_file(model):
     if isinstance(model, ShapeFile):
         return model
     model = EMBEDDED if model is None else model
@@ -92,7 +97,8 @@ def _file(model):
 
 
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
-               all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True, what_if=(), lora=()):
+               all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True, what_if=(), lora=(),
+               n_gpu_layers=None, cpu_moe=False, override_tensor=(), devices=()):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
     model: a GGUF path (None: the model of the package), a name in SHAPES, or a ShapeFile.  all_logits: keep logits of
@@ -102,19 +108,23 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
     `.memory`: a MemoryUse, what a process that loads the model so and reads a context of tokens takes in all, by term,
     as `m.memory()` of the loaded model has it; with all_logits, the logits of all these tokens are handed out.  Its
     compute arena is that of load_model, which has planner "ggml".
+
+    devices: {name: bytes} of GPUs that need not be here, such as {"GPU0": "24G", "GPU1": "16GiB"}; n_gpu_layers (-1:
+    all), cpu_moe, override_tensor: what lies there, as load_model.  `.memory.devices` is then each one's share, by a
+    Scheduler on NULL devices of these sizes; layers are divided by size, as llama.cpp does.
+    Errors: OutOfMemory where a share does not fit its device.
     """
     t0 = time.perf_counter()
-    options = LoadOptions(backend="NULL", strict=strict, repack=repack, n_ctx=n_ctx, n_batch=n_batch, flash=flash,
-                          kv_type=kv_type, lora=lora)
-    with network_of(_file(model), options) as m:
+    with null_network(model_file(model), devices, n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type,
+                      repack=repack, strict=strict, lora=lora, n_gpu_layers=n_gpu_layers, cpu_moe=cpu_moe,
+                      override_tensor=override_tensor) as m:
         graph = m.largest_graph(all_logits)
         report = measured(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path),
                           what_if=checked(what_if), compared=True, repacked=m.weights.repacked)
         work = kernel_work_nbytes(graph, n_threads, m.weights.repacked)
-        arena = report.peak if planner == "ggml" else m._allocator.plan(graph).peak
         n_logits = 0 if not m.CAUSAL else m.n_ctx if all_logits else 1
-        terms = expected(m, graph, arena, work, n_logits, resident_now())
-        report.memory = MemoryUse(terms, process_memory(), str(m.file.path))
+        report.memory = MemoryUse(expected(m, graph, arenas(m, graph, report), work, n_logits, resident_now()),
+                                  process_memory(), str(m.file.path))
         repacked = m.weights.repacked_nbytes
         report.kinds = {"weights": m.weights.nbytes - repacked, "repacked weights": repacked,
                         "KV cache": getattr(m, "kv_nbytes", 0), "compute": report.peak,
@@ -122,6 +132,34 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
         report.n_ctx, report.n_cells = getattr(m, "n_ctx", 0), getattr(m, "n_cells", 0)
     report.total_seconds = time.perf_counter() - t0
     return report
+
+
+def null_network(file, devices=(), n_gpu_layers=None, **options):
+    """The network of an opened file on NULL devices.  devices, n_gpu_layers: as model_peak; options: of LoadOptions."""
+    gpus = null_devices(devices)
+    if not gpus and n_gpu_layers:
+        raise ParamError("n_gpu_layers: say which devices there are, devices={\"GPU0\": \"24G\"}")
+    if gpus:
+        options |= {"gpus": gpus, "n_gpu_layers": -1 if n_gpu_layers is None else n_gpu_layers}
+    host = NullDevice("host", host=True).init_backend() if gpus else "NULL"
+    return network_of(file, LoadOptions(backend=host, reserve=False, **options))
+
+
+def null_devices(sizes):
+    """[NullBackend] of {name: bytes, or a text such as "24G"}.  Errors: ParamError, TypeMismatch."""
+    if not isinstance(sizes, dict | tuple | list) or sizes and not isinstance(sizes, dict):
+        raise TypeMismatch(f"devices takes {{name: bytes}}, got {type(sizes).__name__}")
+    return tuple(NullDevice(str(name), nbytes_of(size, f"devices: {name}")).init_backend()
+                 for name, size in dict(sizes).items())
+
+
+def arenas(m, graph, report=None):
+    """{device or None for the host: bytes of the arena that load_model makes there}"""
+    if m.scheduler is not None:
+        m.scheduler.reserve(graph)
+        sizes = {b: m.scheduler.buffer_size(b) for b in m.scheduler.backends}
+        return {None if b is m.backend else b.device.name: n for b, n in sizes.items()}
+    return {None: report.peak if report is not None and report.planner == "ggml" else m._allocator.plan(graph).peak}
 
 
 def what_if(model, n_ctx=(None,), n_batch=(128, 512), flash=(False, True), planner=("ggml", "best"), **options):
@@ -143,7 +181,7 @@ def explore_model(model, n_ctx=(None,), n_batch=(1, 128, 512), flash=(False, Tru
     model: as model_peak's.  n_ctx, n_batch, flash, planner: a value each, or several.  options: those of gg.explore.
     Nothing is allocated, no weight is read.  Errors: those of model_peak and gg.explore.
     """
-    file, networks = _file(model), []
+    file, networks = model_file(model), []
 
     def build(n_ctx, n_batch, flash):
         while networks:                             # its graph has been measured

@@ -53,7 +53,7 @@ class VisionFile(GGUFFile):
 
     @property
     def arch(self):
-        """What the names of its keys begin with."""
+        """The prefix of its keys in the file."""
         return PREFIX
 
 

@@ -73,7 +73,7 @@ class Whisper(SpeechNetwork):
         return [((ENCODE, self.n_audio), (ALIGN, N_TOKENS, self.n_audio, 0))]
 
     def largest_graph(self, all_logits=False):
-        """The encoder's of a whole window."""
+        """The encoder's graph for a whole window."""
         return self.graph(ENCODE, self.n_audio)
 
     def _common_shapes(self):

@@ -55,7 +55,7 @@ class Options:
 
 
 class Windows:
-    """Hears a sound window by window and yields Segments."""
+    """Transcribes a sound window by window and yields Segments."""
 
     def __init__(self, speech, sound, options, stretches=None, progress=None):
         """stretches: [(first, end), ...] in frames with speech; None: it may be anywhere."""

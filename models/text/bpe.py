@@ -76,7 +76,7 @@ class BPE(Tokenizer, models=("gpt2",)):
         return self._file.get(KEY + "merges", kind=StringArray)
 
     def _of_characters(self, text, raw):
-        """Ids of a text that is no token: its bytes, in the alphabet of the vocabulary, as far as there are any."""
+        """Ids of a text that is no token itself: those of its bytes, as far as the vocabulary has tokens for them."""
         names = [BYTE_TOKENS[byte] for byte in text.encode()] if raw else [c for c in text if c.isascii()]
         return [self._vocab[name] for name in names if name in self._vocab]
 

@@ -15,7 +15,7 @@ from ggjit.core.arguments import nearest
 from ggjit.ops.core.errors import ParamError
 
 MAX_REPEATS = 2000              # llama.cpp's limit
-MAX_ELEMENTS = 20_000           # that one repetition may stand for
+MAX_ELEMENTS = 20_000           # most elements that one repetition may stand for
 MAX_NESTING = 100               # groups in groups
 LAST = 0x10FFFF
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}

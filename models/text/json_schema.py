@@ -239,7 +239,7 @@ class _Schema:
         self.unread(part, {"properties", "enum"}, at)
 
     def array(self, s, at):
-        """[...]: one schema for all items, or one for each."""
+        """The grammar of an array: one schema for all items, or one schema for each."""
         self.unread(s, {"items", "prefixItems", "minItems", "maxItems"}, at)
         items = s.get("items", s.get("prefixItems"))
         if "prefixItems" in s or isinstance(items, list):

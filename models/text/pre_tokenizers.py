@@ -22,7 +22,7 @@ _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _plain(digits, before=_CONTRACTIONS + "|", letters=r"\p{L}", marks="", ends=r"[\r\n]*", spaces=_SPACES):
-    """Contractions, words, digits, punctuation with line ends, spaces."""
+    """Regular expression of the pieces: contractions, words, digits, punctuation with line ends, spaces."""
     return rf"{before}{_LEAD}{letters}+|{digits}| ?[^\s\p{{L}}{marks}\p{{N}}]+{ends}{spaces}"
 
 

@@ -59,7 +59,8 @@ def specials(types, vocab, roles):
 
 
 def space_stripping(pre, arch, model_name, vocab, special_ids):
-    """(ids without white space to their left, to their right): no file says so, llama.cpp goes by names."""
+    """(ids of tokens that strip white space to their left, of those that strip it to their right).  Files do not store
+    this; llama.cpp decides it by the names of models."""
     def ids(*texts):
         return {vocab[text] for text in texts if text in vocab}
     if any(name in pre for name in ("jina-v2-de", "jina-v2-es", "jina-v2-code")) \

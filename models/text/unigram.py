@@ -29,7 +29,7 @@ class Unigram(Tokenizer, models=("t5",)):
         matched = np.isin(types, (NORMAL, USER_DEFINED, UNUSED))
         least = min(scores[types == NORMAL].tolist(), default=0.0)      # unknown text counts 10 less than this
         scores[types == USER_DEFINED] = 0.0
-        # a token without text is found in no text; every id needs its place
+        # a token without text never matches, but keeps the place of its id
         pieces = [(text if found else "", score if found else least) for text, found, score
                   in zip(self._tokens, matched.tolist(), scores.tolist(), strict=True)]
         run = runner(library().Tokenizer(library().models.Unigram(pieces, self.unk_id, False)))

@@ -198,7 +198,7 @@ class Tokenizer:
         return part
 
     def _bytes(self, id, kind):
-        """Bytes of a normal or byte token."""
+        """The bytes that a normal token or a byte token stands for."""
         raise NotSupported(f"{type(self).__name__} has no bytes")
 
     # ---------------------------------------------------------------- the vocabulary

@@ -256,7 +256,8 @@ def gradient(g, t, dy):
         return p, g.step(g.scale_bias(g.cont(rows), 1.0, -NOTHING / 10)), bent
 
     def parts():
-        """(p, dp, ds up to the slope of what the softmax is taken of, tanh), once for all sources"""
+        """Values that the gradients of all sources share, made once: (p, gradient of the output, dp, gradient of the
+        softmax's input, tanh of the capped scores).  p: the weights, dp: their gradient."""
         p, seen, bent = weights()
         do = g.cont(g.permute(dy, 0, 2, 1, 3))
         dp = g.mul_mat(v32, do)

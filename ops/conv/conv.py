@@ -242,7 +242,7 @@ def _sources(t):
 
 # ---------------------------------------------------------------- rows
 def _rows(t):
-    """Pictures; or, where it is the gradient of a kernel, those are the channels that are summed."""
+    """Rows are pictures.  In the gradient of a kernel the pictures are summed, as channels are."""
     yield from pictures(t)
     if last_axis(t.src[0]) == 3 and t.src[0].ne[2] > 1:
         yield SUM, [2, 2]

@@ -51,7 +51,7 @@ def accumulate(b, tile, x, weights, distances, nc, ny, nx, step_c, step_y, step_
 
 @inline
 def span(out, step, taps, dilation):
-    """Inputs from the first that an output sees to the last one."""
+    """How many inputs lie between the first and the last that one output reads, both included."""
     return (out - 1) * step + (taps - 1) * dilation + 1
 
 

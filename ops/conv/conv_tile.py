@@ -21,7 +21,7 @@ from ggjit.ops.core.record import OK, WORD
 from ggjit.ops.native.jit import inline, ir_function
 from ggjit.ops.native.lanes import for_ir, i64
 from ggjit.ops.native.mem import IR_F32, ld_f32, ld_i64, st_f32, st_i64, zero_bytes
-from ggjit.ops.native.node import barrier, next_rows, work
+from ggjit.ops.native.node import LINE, barrier, next_rows, work
 from ggjit.ops.native.simd import (
     B,
     W,
@@ -237,25 +237,28 @@ def make_kernel(describe, shape, ta, tb, td):
         tile = weights + classes * groups * most * 4 * G + ith * 4 * P * (most + G)
         patch = tile + 4 * P * G
         for phase in range(2):                                  # 0: pack the kernel, 1: multiply
-            each = groups if phase == 0 else blocks * parts
+            # results of neighbouring classes lie in one line: a thread takes them together
+            each, together = (groups, 1) if phase == 0 else (blocks * parts, min(classes, LINE // 4))
+            sets = (classes + together - 1) // together
             while True:
-                u = next_rows(node + WORD * phase, ith, nth, sync, 1, classes * each)      # the phase's own counter
-                if u >= classes * each:
+                s = next_rows(node + WORD * phase, ith, nth, sync, 1, sets * each)     # the phase's own counter
+                if s >= sets * each:
                     break
-                c = u // each
-                describe(node, c, g)
-                if phase == 0:
-                    pack(g, u - c * groups, weights + u * most * 4 * G)
-                    continue
-                part, block, k = u % parts, u // parts % blocks, n_taps(g)
-                batch, first = block % get(g, N_BATCH), block // get(g, N_BATCH) * P
-                n = min(P, n_pixels(g) - first)
-                if n <= 0:
-                    continue
-                unfold(g, patch, first, n, batch)
-                for group in range(groups * part // parts, groups * (part + 1) // parts):
-                    multiply(tile, patch, weights + (c * groups + group) * most * 4 * G, k)
-                    deliver(g, tile, group, first, n, batch)
+                unit = s % each
+                for c in range(s // each * together, min(classes, (s // each + 1) * together)):
+                    describe(node, c, g)
+                    if phase == 0:
+                        pack(g, unit, weights + (c * groups + unit) * most * 4 * G)
+                        continue
+                    part, block, k = unit % parts, unit // parts % blocks, n_taps(g)
+                    batch, first = block % get(g, N_BATCH), block // get(g, N_BATCH) * P
+                    n = min(P, n_pixels(g) - first)
+                    if n <= 0:
+                        continue
+                    unfold(g, patch, first, n, batch)
+                    for group in range(groups * part // parts, groups * (part + 1) // parts):
+                        multiply(tile, patch, weights + (c * groups + group) * most * 4 * G, k)
+                        deliver(g, tile, group, first, n, batch)
             if phase == 0:
                 barrier(sync, nth)
         return OK

@@ -337,7 +337,7 @@ def gradient(g, t, dy):
 
 
 def _rebuild_2d(n, name, data, result):
-    """The padding may have had a fraction, which only shows in the size of the result."""
+    """The call that makes the node again.  Padding may be a fraction, which is read off the size of the result."""
     op, k, s, p = n.i[0], n.i[1:3], n.i[3:5], n.i[5:7]
     p = [max(p[d], ((result[d] - 1) * s[d] - data.ne[d] + k[d]) / 2) if p[d] >= 0 else p[d] for d in (0, 1)]
     return n.call(name, *n.src, op, *k, *s, *p)

@@ -27,7 +27,8 @@ from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, ld_i32, st_f32, st_i32
-from ggjit.ops.native.node import DST, SRC0, chunk_rows, n_rows, nb, ne, next_rows, row_addr, row_index, work
+from ggjit.ops.native.node import DST, SRC0, chunk_of_lines, n_rows, nb, ne, row_addr, row_index, work
+from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 from ggjit.ops.native.row_loops import param, whole
 from ggjit.ops.native.simd import B, W, fma, fmul, ldf, ldf_part, splat, stf, stf_part
 
@@ -219,9 +220,9 @@ def _make(kind, antialias):
         counts = table + 8 * n0 * span0
         ytaps, mixed = counts + 8 * n0, counts + 8 * (n0 + span1)
         ready = False
-        chunk = chunk_rows(rows, nth)
+        chunk = chunk_of_lines(affinity_chunk(rows, nth), nb(d, 1), rows, nth, n0)
         while True:
-            start = next_rows(node, ith, nth, sync, chunk, rows)
+            start = affinity_next(node, ith, nth, sync, chunk, rows)
             if start >= rows:
                 return OK
             if not ready:                                       # a thread that gets no rows needs no table
@@ -267,7 +268,7 @@ def cases():
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    """Each dimension is a product with a matrix of weights: the product with its transpose."""
+    """In each dimension upscaling is a product with a matrix; its gradient is the product with the transpose."""
     a, mode = t.src[0], int(t.op_params[0])
 
     def of_a():

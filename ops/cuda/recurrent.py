@@ -101,7 +101,7 @@ def _wkv(op):
     """(body, count): columns of the state of a head in wkv6 and gla, rows in wkv7."""
     last = {OP.RWKV_WKV6: SRC5, OP.GATED_LINEAR_ATTN: SRC4, OP.RWKV_WKV7: SRC6}[op]
     step = _wkv7 if op == OP.RWKV_WKV7 else _wkv6_or_gla(op == OP.RWKV_WKV6)
-    stride, unit = (4, 0) if op == OP.RWKV_WKV7 else (0, 4)         # bytes from element to element, 0: a row's
+    stride, unit = (4, 0) if op == OP.RWKV_WKV7 else (0, 4)         # bytes between elements; 0: a row's
 
     @device
     def count(node):

@@ -28,7 +28,7 @@ def _window(adds):
 
 
 def _set(t):
-    """The whole of a, then the window; in place the window alone."""
+    """Copy the whole of a, then write the window; in place, write the window alone."""
     adds = t.op == OP.ACC
     window = each_element(t, t.op.name.lower(), lambda: _window(adds), SRC1)
     return window if t.op_params[4] else (flat_copy(t), window)

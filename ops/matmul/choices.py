@@ -223,3 +223,13 @@ def keep(type, choice):
     if done:
         kept.cache_clear()
     return done
+
+
+def note_busy(type, why):
+    """A busy machine spoilt the measurement of the type: the rule holds, or what was kept before."""
+    _file(type).note_busy(why)
+
+
+def busy_seconds(type):
+    """Seconds since then; infinite where no measurement was spoilt since the last that was kept."""
+    return _file(type).busy_seconds()

@@ -57,12 +57,12 @@ class Format:
 
     @property
     def n_fours(self):
-        """Of a part."""
+        """Groups of four weights in a part."""
         return self.type.block // self.n_parts // 4
 
     @property
     def nbytes(self):
-        """Of a block of L rows."""
+        """Bytes of a block of L rows."""
         return LANES * sum(width * n for width, _, n in self.runs)
 
     @property

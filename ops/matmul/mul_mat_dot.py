@@ -81,7 +81,7 @@ def row_nbytes(k):
 def chunk_of_rows(n, nth, ldw, tile_rows):
     """Rows of ldw bytes, of n, that a thread takes at once: whole tiles, at least CHUNK_NBYTES, whole lines of sums."""
     chunk = max(chunk_rows(n, nth), CHUNK_NBYTES // (ldw + 1))
-    return chunk_of_lines((chunk + tile_rows - 1) // tile_rows * tile_rows, 4, n, nth)
+    return chunk_of_lines((chunk + tile_rows - 1) // tile_rows * tile_rows, 4, n, nth, ldw // 32)
 
 
 class DotShape(NamedTuple):

@@ -17,12 +17,13 @@ from ggjit.ops.matmul.mul_mat_dot import make_fetch
 from ggjit.ops.matmul.tile import LDC, MB, NB, NL, make_put, put_transposed
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import zero_bytes
-from ggjit.ops.native.node import CHUNK, CHUNK2, DST, SRC0, SRC1, addr, barrier, nb, ne, next_rows2, work
+from ggjit.ops.native.node import CHUNK, CHUNK2, DST, LINE, SRC0, SRC1, addr, barrier, nb, ne, next_rows2, work
 from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 from ggjit.ops.native.simd import B, W
 
 # Columns a thread, from which each thread reads all rows of a.  MiniLM F32, two threads: 3 % at n = 256, 9 % at n = 64
 BLOCK = 32
+LONG_SUM = 4096                 # elements of a row of a from which one sum takes longer than its line to travel
 
 
 def panels_nbytes(tile, k, n):
@@ -224,6 +225,7 @@ def make_kernel(ta, tb, tile, direct, private, rows_of=None):
     kc, unit, pad, y_nbytes, columns = tile.kc, tile.unit, tile.pad, tile.y_nbytes, tile.columns
     tall = max(rows for rows, _ in tile.multiply.values())
     granule, unpacked = math.lcm(tall, W) if rows_of else tall, rows_of is not None
+    lines = math.lcm(granule, LINE // 4)
     blocks = tile.in_place                  # other types would unpack rows of a once for each block
     block, w_block, w_nbytes = tb.block, ta.block, ta.nbytes
     scratch_nbytes, c_offs, t_offs = private_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC
@@ -305,7 +307,9 @@ def make_kernel(ta, tb, tile, direct, private, rows_of=None):
         strips = (m + MB - 1) // MB
         mb = MB
         if not private and strips * n_matrices < 4 * nth and nth > 1:
-            mb = min(MB, ((m * n_matrices + 4 * nth - 1) // (4 * nth) + granule - 1) // granule * granule)
+            # whole lines of results, unless that leaves threads without work that pays for lines with two writers
+            least = lines if m * n_matrices >= lines * nth or k < LONG_SUM else granule
+            mb = min(MB, ((m * n_matrices + 4 * nth - 1) // (4 * nth) + least - 1) // least * least)
             strips = (m + mb - 1) // mb
         total = strips * n_matrices
         chunk = strips if private else 1

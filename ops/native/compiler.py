@@ -274,7 +274,7 @@ class _Compiler(CompilerBase):
 
 
 class HelperCompiler(_Compiler):
-    """Of functions that only jitted code calls."""
+    """The compiler of functions that only jitted code calls."""
     library = HelperLibrary
 
 

@@ -55,7 +55,7 @@ def _helper(**options):
 
 
 inline = _helper(fastmath=FASTMATH)
-exact = _helper(fastmath=False)                  # without fastmath of its own it would inherit its caller's
+exact = _helper(fastmath=False)                  # a function that sets no fastmath itself is compiled with its caller's
 # a helper called per tensor with a table of arrays: a real call would hand over every array in seven words
 inlined = _helper(fastmath=False, forceinline=True)
 

@@ -51,6 +51,7 @@ CHUNK, CHUNK2 = WORD * N_CHUNK, WORD * (N_CHUNK + 1)
 S_COUNT, S_GENERATION, S_ABORT, S_DEADLINE, S_POLL, S_INTERVAL = 0, 64, 128, 192, 256, 320
 SPINS_BEFORE_YIELD = 2000
 LINE = 64                                       # bytes of a cache line
+LINE_NANOSECONDS = 500                          # work on the rows of a line that pays for a line with two writers
 
 
 # ---------------------------------------------------------------- reading a view
@@ -202,14 +203,16 @@ def whole_lines(nbytes):
 
 
 @inline
-def chunk_of_lines(chunk, row_nbytes, n, nth):
-    """A chunk of n rows, rounded up so that its row_nbytes a row are whole cache lines; as it is where a thread would
-    find no such chunk."""
+def chunk_of_lines(chunk, row_nbytes, n, nth, nanoseconds=LINE_NANOSECONDS):
+    """A chunk of n rows, rounded up so that its row_nbytes a row are whole cache lines.  As it is where threads would
+    find no such chunk, unless rows are parts of a line that take less time than it takes to travel.  nanoseconds: work
+    on a row."""
     odd = row_nbytes & LINE - 1
     if nth == 1 or odd == 0:
         return chunk
     rows = LINE // (odd & -odd)
-    return (chunk + rows - 1) // rows * rows if n >= rows * nth else chunk
+    few = n < rows * nth and (row_nbytes >= LINE or rows * nanoseconds >= LINE_NANOSECONDS)
+    return chunk if few else (chunk + rows - 1) // rows * rows
 
 
 @inline

@@ -27,7 +27,7 @@ from ggjit.ops.core.record import OK, WORD
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import cycles
-from ggjit.ops.native.node import DST, SRC0, aborted, chunk_of_lines, chunk_rows, n_rows, nb, ne, next_rows, param_i32
+from ggjit.ops.native.node import DST, SRC0, aborted, chunk_of_lines, n_rows, nb, ne, next_rows, param_i32
 from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 
 I32_MAX = 2 ** 31 - 1
@@ -57,18 +57,13 @@ def _few(node, n, nth):
 
 
 @inline
-def _eighths(node, n, nth):
-    return n if _few(node, n, nth) else chunk_rows(n, nth)
-
-
-@inline
 def _one(node, n, nth):
     return 1
 
 
 @inline
 def _short(node, n, nth):
-    return max(chunk_rows(n, nth), SHORT_CHUNK // max(ne(node + DST, 0), 1))
+    return max(affinity_chunk(n, nth), SHORT_CHUNK // max(ne(node + DST, 0), 1))
 
 
 @inline
@@ -76,10 +71,9 @@ def _affinity(node, n, nth):
     return n if _few(node, n, nth) else affinity_chunk(n, nth)
 
 
-DYNAMIC = Chunking(_eighths, next_rows)                     # to the thread that asks first
-SINGLE = Chunking(_one, next_rows)                          # the same, row by row: for rows of much work
-SHORT_ROWS = Chunking(_short, next_rows)                    # the same, chunks of at least SHORT_CHUNK elements
+SINGLE = Chunking(_one, next_rows)                          # row by row to the thread that asks first: much work
 AFFINITY = Chunking(_affinity, affinity_next)               # to the same thread in every run (row_affinity.py)
+SHORT_ROWS = Chunking(_short, affinity_next)                # the same, chunks of at least SHORT_CHUNK elements
 
 
 @inline
@@ -110,8 +104,17 @@ def pieces_of_result(node):
     return (n_rows(node + DST) * ne(node + DST, 0) + PIECE - 1) // PIECE
 
 
-def over_chunks(rows, count=rows_of_result, chunking=DYNAMIC, phase=0):
-    """kernel(node, ith, nth, sync) that calls rows(node, ith, start, stop) for chunks of range(count(node))."""
+@inline
+def row_of_result(node):
+    """Bytes from one row of the destination to the next."""
+    return nb(node + DST, 1)
+
+
+def over_chunks(rows, count=rows_of_result, chunking=AFFINITY, phase=0, written=row_of_result):
+    """kernel(node, ith, nth, sync) that calls rows(node, ith, start, stop) for chunks of range(count(node)).
+
+    written: jitted (node) -> bytes that a row writes; chunks are whole cache lines of them.
+    """
     length, take = chunking
     counter, by_row = WORD * phase, count is not pieces_of_result and chunking is not SINGLE
 
@@ -131,7 +134,7 @@ def over_chunks(rows, count=rows_of_result, chunking=DYNAMIC, phase=0):
         n = count(node)
         chunk, part = length(node, n, nth), PART // max(ne(node + DST, 0), 1) + 1
         if by_row:                              # chunks end where cache lines of the result end
-            chunk = chunk_of_lines(chunk, nb(node + DST, 1), n, nth)
+            chunk = chunk_of_lines(chunk, written(node), n, nth, (ne(node + DST, 0) + ne(node + SRC0, 0)) // 16)
         while True:
             start = take(node + counter, ith, nth, sync, chunk, n)
             if start >= n:
@@ -144,7 +147,7 @@ def over_chunks(rows, count=rows_of_result, chunking=DYNAMIC, phase=0):
     return kernel
 
 
-def over_rows(row, count=rows_of_result, chunking=DYNAMIC):
+def over_rows(row, count=rows_of_result, chunking=AFFINITY, written=row_of_result):
     """kernel(node, ith, nth, sync) that calls row(node, r) for every r in range(count(node))."""
     @inline
     def rows(node, ith, start, stop):
@@ -153,7 +156,7 @@ def over_rows(row, count=rows_of_result, chunking=DYNAMIC):
             if status != OK:
                 return status
         return OK
-    return over_chunks(rows, count, chunking)
+    return over_chunks(rows, count, chunking, written=written)
 
 
 # ---------------------------------------------------------------- parameters

@@ -20,12 +20,17 @@ def nothing(node):
     return 0.0
 
 
+@inline
+def _word(node):
+    return 8
+
+
 def sum_over_rows(row, finish, start=nothing):
     """Kernel: row(node, r) leaves a float64 in word r of the scratch memory; one thread calls finish(node, their sum).
 
     The sum starts from start(node) and is formed in the order of the rows, whatever the number of threads.
     """
-    each_row = inline(over_rows(row, rows_of_source))
+    each_row = inline(over_rows(row, rows_of_source, written=_word))
 
     def kernel(node, ith, nth, sync):
         each_row(node, ith, nth, sync)

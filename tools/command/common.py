@@ -1,11 +1,11 @@
 """What several commands share: types of arguments, options, tables on stdout."""
 import argparse
-import decimal
 import json
 import os
 import re
 import sys
 
+from ggjit.core.arguments import nbytes_of
 from ggjit.models.blocks.hparams import ROPE_KINDS, ROPE_OPTIONS
 from ggjit.models.core.checks import read_text
 from ggjit.models.text.sampling import OPTIONS
@@ -36,12 +36,10 @@ n_layers = _at_least(-1, "must be a number of layers, or -1 for all", "integer")
 
 def nbytes(text):
     """Bytes of "1500000000", "1.5G" or "1.4GiB", for argparse; a k is 1000, as in llama-gguf-split."""
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmg]?)(i?)b?", text.strip(), re.IGNORECASE)
-    n = int(decimal.Decimal(found[1]) * (1024 if found[3] else 1000) ** " kmg".index(found[2].lower() or " ")) if \
-        found is not None and (found[2] or not found[3]) else 0
-    if n < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a size is a number of bytes, such as 500M, 1.5G or 800MiB")
-    return n
+    try:
+        return nbytes_of(text, "a size")
+    except ParamError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
 
 
 def pairs(option, texts):
@@ -67,7 +65,7 @@ def value(text):
 # ---------------------------------------------------------------- options
 # short names mean what they mean in llama.cpp; a test holds every command to them
 SHORT_NAMES = {"-m": "--model", "-p": "--prompt", "-n": "--n-predict", "-t": "--threads", "-c": "--n-ctx",
-               "-b": "--n-batch", "-s": "--seed", "-ngl": "--n-gpu-layers"}
+               "-b": "--n-batch", "-s": "--seed", "-ngl": "--n-gpu-layers", "-ot": "--override-tensor"}
 
 
 def add_threads(c, what="(default: the cores this process may use)", default=None):
@@ -112,7 +110,10 @@ def add_strict(c):
 
 
 def add_kv_type(c):
-    c.add_argument("--kv-type", default="F16", metavar="TYPE", help="type of the KV cache: F16 or F32 (F16)")
+    c.add_argument("--kv-type", default="F16", metavar="TYPE",
+                   help="type of the KV cache: F16, F32, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL; Q8_0/Q4_0: of "
+                   "keys and of values (F16)")
+
 
 
 def add_gpu(c):

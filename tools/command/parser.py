@@ -27,6 +27,7 @@ COMMANDS = {
     "imatrix": "how much each column of each matrix matters on a text, for quantize",
     "perplexity": "how well a model predicts a text; KL divergence from a better model",
     "peak": "peak memory of a model, measured without allocating or reading weights",
+    "fit": "the best setting of a model that stays within so much memory, and why not the others",
     "plan": "place buffers with given lifetimes (MiniMalloc's CSV: id,lower,upper,size)",
     "ops": "the op suite of ggml's test-backend-ops: check, time or list the cases",
     "info": "version, processor, devices, and which types and ops each device supports; one op; or what is in a GGUF",

@@ -217,7 +217,7 @@ class Service:
 
 
 def require_decoder(model):
-    """Errors: ModelError for a model that the server has no use for."""
+    """Check that the server can use the model.  Errors: ModelError for one without text and embeddings."""
     if not hasattr(model, "decode") and not hasattr(model, "embed_ids"):
         raise ModelError(f"{model.file.path} ({model.file.arch}) neither writes text nor makes embeddings; serve "
                          f"another model")

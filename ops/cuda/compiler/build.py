@@ -37,7 +37,7 @@ class Binary:
 
 @contextlib.contextmanager
 def _toolkit(what):
-    """Whatever the toolkit's libraries raise: they are absent, or of versions that do not fit each other."""
+    """Errors of the toolkit's libraries become NotSupported: a library is absent, or versions do not fit."""
     try:
         yield
     except Exception as e:

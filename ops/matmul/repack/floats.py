@@ -179,7 +179,8 @@ def _make(n_columns, n_vectors, n_lines):
 
 
 def lines_per_step(n_tiles):
-    """Lines a step of each of n_tiles tiles prefetches: together the next stretch, in a few sizes."""
+    """Cache lines that a step of a tile prefetches: those of all n_tiles tiles together prefetch the next stretch
+    of weights.  One of a few values, each of which is code of its own."""
     return next(LINES // s for s in (1, 2, 4, 8) if n_tiles <= s or s == 8)
 
 

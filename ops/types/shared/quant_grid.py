@@ -44,7 +44,7 @@ class Grid:
 
     @functools.cached_property
     def words(self):
-        """Words of the points, uint16."""
+        """The grid's points, each packed in one uint16."""
         return (self.codes.astype(np.uint16) << self.bits * np.arange(self.size)[:, None]).sum(0, dtype=np.uint16)
 
     @functools.cached_property

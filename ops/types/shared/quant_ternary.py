@@ -125,7 +125,7 @@ def _make_best_split(t):
 
 @exact
 def level(word, i, minus):
-    """What code i of the word means."""
+    """The value that the two-bit code i of the word stands for."""
     return qs.f32((word >> 2 * i & 3) - 1) + (qs.f32(-SHIFT) if minus else qs.f32(SHIFT))
 
 

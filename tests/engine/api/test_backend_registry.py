@@ -179,7 +179,7 @@ def test_null_plans_and_reports_but_holds_nothing():
     assert buf.written_nbytes == 4
     with pytest.raises(gg.NotAllocated, match="NULL"):
         b.numpy()
-    with pytest.raises(gg.ParamError, match="the NULL device has no parameters, got 'x=1'"):
+    with pytest.raises(gg.ParamError, match="the NULL device has the parameters name=... and memory=..., got 'x=1'"):
         gg.init_backend("NULL:x=1")
     for bad in ("64", 1.5, None):
         with pytest.raises(gg.TypeMismatch, match="buffer size"):

@@ -1,4 +1,5 @@
 """Measured decode tiles: every candidate gives the same bytes, choices are kept per machine, bad files do no harm."""
+import itertools
 import json
 import os
 import subprocess
@@ -172,7 +173,7 @@ def test_a_place_that_cannot_be_written_changes_nothing(folder):
     assert choices.tile(gg.Q4_0) == choices.rule(gg.Q4_0) and tuning.all_kept() == {}
 
 
-SMALL = {"lengths": (256, 64), "nbytes": 1 << 16, "rounds": 2}
+SMALL = {"lengths": (256, 64), "nbytes": 1 << 16, "rounds": 1, "used": itertools.count(0.0, 1e9).__next__}
 
 
 def clock(*seconds):
@@ -312,5 +313,71 @@ def test_sharing_begins_where_it_pays_from_there_on(monkeypatch, alone, shared, 
 
 
 def test_sharing_is_measured_with_chains_of_the_asked_work():
-    found = tuning.measure_sharing(2, rounds=1)
+    found = tuning.measure_sharing(2, rounds=1, used=itertools.count(0.0, 1e9).__next__)
     assert list(found) == list(sharing.CANDIDATES) and all(min(pair) > 0 for pair in found.values())
+
+
+# ---------------------------------------------------------------- busy machines
+class Machine:
+    """Clocks of a machine on which work takes its seconds, times what others take of it."""
+
+    def __init__(self, slower=lambda i: 1.0, share=1.0):
+        self.passed = self.used = 0.0
+        self.slower, self.share, self.n = slower, share, 0
+
+    def work(self, seconds):
+        def run():
+            self.passed += seconds * self.slower(self.n)
+            self.used += seconds * self.slower(self.n) * self.share
+            self.n += 1
+        return run
+
+    def clocks(self):
+        return {"now": lambda: self.passed, "used": lambda: self.used}
+
+
+def test_the_least_of_rounds_in_turns():
+    """Now and then a run takes long: the least counts, and every function has its turn in each round."""
+    machine = Machine(slower=lambda i: 5.0 if i % 7 == 0 else 1.0 + i % 3 * 0.01)
+    works = {"a": machine.work(2.0), "b": machine.work(3.0)}
+    found = measured.in_turns(works, 9, **machine.clocks())
+    assert found == pytest.approx({"a": 2.0, "b": 3.0}, rel=0.011) and machine.n == 18
+
+
+@pytest.mark.parametrize("machine", [lambda: Machine(share=0.6), lambda: Machine(slower=lambda i: (1, 3, 3)[i % 3])],
+                         ids=["others have the core", "others have cores at times"])
+def test_a_busy_machine_is_noticed(machine):
+    m = machine()
+    with pytest.raises(measured.MachineBusy):
+        measured.in_turns({"a": m.work(1e-3), "b": m.work(2e-3)}, 9, **m.clocks())
+
+
+def test_what_a_busy_machine_spoilt_is_measured_again_later(folder, monkeypatch):
+    """Nothing is kept, a file says why, the rule holds; later it is measured again, and the file goes."""
+    busy, asked = [True], []
+
+    def measure(type, **how):
+        asked.append(type)
+        if busy[0]:
+            raise measured.MachineBusy("others")
+        return {"1": 2.0, "1 no prefetch": 1.0}, []
+    monkeypatch.setattr(tuning, "measure", measure)
+    monkeypatch.setattr(choices, "RULE", None)
+    assert tuning.tune_unknown([gg.Q4_0]) == {} and choices.kept(gg.Q4_0) is None
+    assert choices.tile(gg.Q4_0) == choices.rule(gg.Q4_0)
+    mark, = folder.glob("reads-q4_0-*.json.busy")
+    assert mark.read_text() == "taken busy: others\n"
+    assert tuning.tune_unknown([gg.Q4_0]) == {} and len(asked) == 1         # not at every load
+    os.utime(mark, (0, 0))
+    busy[0] = False
+    assert list(tuning.tune_unknown([gg.Q4_0])) == [gg.Q4_0] and len(asked) == 2
+    assert choices.tile(gg.Q4_0) == PLAIN and not mark.exists()
+
+
+def test_sharing_is_not_chosen_on_a_busy_machine(folder, monkeypatch):
+    def measure(n_threads):
+        raise measured.MachineBusy("others")
+    monkeypatch.setattr(tuning, "measure_sharing", measure)
+    monkeypatch.setattr(sharing, "kept", lambda: {})
+    assert tuning.tune_sharing(2) is None and sharing.least_nanoseconds(2) == sharing.RULE_NANOSECONDS
+    assert len(list(folder.glob("threads-*.json.busy"))) == 1

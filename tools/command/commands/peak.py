@@ -2,10 +2,21 @@
 from ggjit.alloc.report import mib
 from ggjit.display.progress import compiling
 from ggjit.models.networks.peak import explore_model, model_peak, what_if
-from ggjit.tools.command.common import add_n_ctx, add_repack, add_strict, console, positive, table
+from ggjit.ops.core.errors import ParamError
+from ggjit.tools.command.common import (
+    add_n_ctx,
+    add_repack,
+    add_strict,
+    console,
+    n_layers,
+    pairs,
+    positive,
+    table,
+)
 
 EXAMPLES = (("ggjit peak llama-70b -c 4096 --flash", "a shape alone"),
             ("ggjit peak m.gguf --what-if", "batch sizes, flash attention, planners"),
+            ("ggjit peak m.gguf --device GPU0=24G -ot exps=CPU", "what lies where, for devices that need not be here"),
             ("ggjit peak m.gguf --png plan.png --explore plan.html", "a picture, and a page to play with"))
 
 
@@ -20,6 +31,13 @@ def add_arguments(c):
     c.add_argument("--all-logits", action="store_true", help="logits of every token, as llama.cpp reserves them")
     add_repack(c)
     add_strict(c)
+    c.add_argument("--device", action="append", default=[], metavar="NAME=SIZE",
+                   help="a GPU, which need not be here: GPU0=24G; several share the layers")
+    c.add_argument("-ngl", "--n-gpu-layers", type=n_layers, default=None, metavar="N",
+                   help="layers on these devices, -1: all and the output (all)")
+    c.add_argument("--cpu-moe", action="store_true", help="the weights of experts stay on the host")
+    c.add_argument("-ot", "--override-tensor", action="append", default=[], metavar="PATTERN=DEVICE",
+                   help="tensors whose names match lie on that device, or CPU")
     c.add_argument("--what-if", action="store_true", help="a table over planner, batch and flash attention")
     c.add_file("--png", metavar="FILE", help="write the picture: offset by time")
     c.add_file("--csv", metavar="FILE", help="write one line per tensor")
@@ -28,8 +46,10 @@ def add_arguments(c):
 
 def run(args):
     options = dict(order=args.order, all_logits=args.all_logits, repack=args.repack, strict=args.strict)
+    placed = dict(devices=pairs("--device", args.device), n_gpu_layers=args.n_gpu_layers, cpu_moe=args.cpu_moe,
+                  override_tensor=patterns(args.override_tensor))
     with compiling():
-        report = model_peak(args.model, args.n_ctx, args.n_batch, args.flash, args.planner, **options)
+        report = model_peak(args.model, args.n_ctx, args.n_batch, args.flash, args.planner, **options, **placed)
         rows = what_if(args.model, (args.n_ctx,), sorted({1, 128, args.n_batch}), **options) if args.what_if else None
     if args.explore:
         explore_model(args.model, args.n_ctx, sorted({1, 128, args.n_batch}), strict=args.strict).save(args.explore)
@@ -49,6 +69,14 @@ def run(args):
             console().print(table("what if", rows[0], [[text(*item) for item in r.items()] for r in rows],
                                   justify="right"))
     return result
+
+
+def patterns(texts):
+    """{PATTERN: DEVICE}; a pattern may hold "=", a device's name does not."""
+    wrong = next((t for t in texts if not all(t.rpartition("="))), None)
+    if wrong is not None:
+        raise ParamError(f"-ot takes PATTERN=DEVICE, got {wrong!r}")
+    return {pattern: device for pattern, _, device in (t.rpartition("=") for t in texts)}
 
 
 def text(column, value):

@@ -1,0 +1,107 @@
+"""How many of its threads run a plan: some are taken out where waiting for them costs more than they bring, and back.
+
+Beside other processes a thread may be descheduled, and all others wait for it at the next barrier: two threads of a
+decoder were half as fast as one.  So runs are timed as they come, and now and then a few of them are made with half as
+many threads, or with twice as many; what was faster stays.  Results do not depend on it: every number of threads gives
+the same bits.
+
+    fewer    tried where recent runs are slower than the fastest one by SLOW, else rarely
+    more     tried rarely, and more rarely each time it was in vain or did not last
+    judged   by the mean of a few runs without the slowest quarter, in seconds for each nanosecond of planned work;
+             plans of about the same work share what was found: a decoder has a new plan whenever its context has grown
+
+GGJIT_TUNE=off: always all threads.
+"""
+import collections
+import math
+
+from ggjit.ops.matmul import choices
+
+LEAST_NANOSECONDS = 2e5         # plans of less work have all their threads: timing them would be felt
+RECENT, TRIAL = 8, 4            # runs whose mean is what a number of threads takes; runs of a trial
+SLOW, LEAST_GAIN = 1.25, 1.05
+FADING = 1.002                  # by which the fastest run is forgotten, run by run
+FIRST, MOST = 64, 4096          # runs between trials without a cause: at first, at most
+FIRST_SLOW, MOST_SLOW = 8, 256  # between trials because runs are slow
+LASTS = 256                     # runs after which a larger number of threads counts as kept
+
+
+class ThreadChoice:
+    """The number of threads for runs of one amount of work.  Before a run: `n_threads()`; after it: `ran(seconds)`."""
+
+    def __init__(self, most):
+        self.most = self.n = most           # n: threads outside trials
+        self._tried = 0                     # threads of the trial under way, 0: none
+        self._trial = []
+        self._fewer_after = self._more_after = FIRST
+        self._slow_after = FIRST_SLOW
+        self._settle(most, ())
+
+    def n_threads(self):
+        """Threads of the next run."""
+        return self._tried or self.n
+
+    def ran(self, seconds):
+        """The run was done; seconds: or any measure of time that is the same for all runs."""
+        if self._tried:
+            self._trial.append(seconds)
+            if len(self._trial) == TRIAL:
+                self._judge()
+            return
+        self._recent.append(seconds)
+        self._fastest = min(self._fastest * FADING, seconds)
+        self._runs += 1
+        self._since += 1
+        if self._since >= MOST_SLOW:
+            self._slow_after = FIRST_SLOW
+        if len(self._recent) == RECENT:
+            self._tried = self._next_trial()
+
+    def _next_trial(self):
+        """Threads to try now, 0: none."""
+        if self.n < self.most and self._since >= self._more_after:
+            return min(2 * self.n, self.most)
+        slow = mean(self._recent) > SLOW * self._fastest
+        if self.n > 1 and self._since >= (min(self._slow_after, self._fewer_after) if slow else self._fewer_after):
+            return (self.n + 1) // 2
+        return 0
+
+    def _judge(self):
+        n, more = self._tried, self._tried > self.n
+        better = LEAST_GAIN * mean(self._trial) <= mean(self._recent)
+        if better:
+            if not more:                    # a larger number that did not last is tried less often
+                self._more_after = min(2 * self._more_after, MOST) if self._runs < LASTS else FIRST
+            self._fewer_after, self._slow_after = FIRST, FIRST_SLOW
+            self._settle(n, self._trial)
+        elif more:
+            self._more_after = min(2 * self._more_after, MOST)
+        else:
+            self._fewer_after = min(8 * self._fewer_after, MOST)
+            self._slow_after = min(2 * self._slow_after, MOST_SLOW)
+        self._tried, self._trial, self._since = 0, [], 0
+
+    def _settle(self, n, known):
+        self.n, self._recent = n, collections.deque(known, RECENT)
+        self._fastest = min(known, default=math.inf)
+        self._runs = self._since = 0
+
+    def __repr__(self):
+        return f"<ThreadChoice {self.n} of {self.most}>"
+
+
+def mean(seconds):
+    """Of all but the slowest quarter: a few runs are slow on any machine."""
+    kept = sorted(seconds)[:len(seconds) - len(seconds) // 4]
+    return sum(kept) / len(kept)
+
+
+_choices = {}                   # (threads, doublings of the work) -> ThreadChoice
+
+
+def choice_of(n_threads, nanoseconds):
+    """The ThreadChoice of plans of about that work, None where all threads run always."""
+    if n_threads < 2 or nanoseconds < LEAST_NANOSECONDS or choices.SETTING == "off":
+        return None
+    key = n_threads, int(nanoseconds).bit_length()
+    return _choices.setdefault(key, ThreadChoice(n_threads))

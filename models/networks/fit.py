@@ -1,0 +1,295 @@
+"""The best way to run a model within so much memory: planned, not tried.
+
+    found = fit("model.gguf", memory="8G")
+    found.options                       # for load_model: context, batch, cache type, repacking, layers by device
+    print(found)                        # the choice, and of every other setting why not
+    found.plot()                        # bytes by context, and the limit
+
+What is preferred, first to last:
+
+    context     the one that is asked for; else the longest that the model was trained for and that fits
+    cache       F16, then Q8_0, then Q4_0, which round keys and values
+    weights     in memory; last of all streamed: mapped, and read again from the file for every token
+    devices     all layers there; all but experts; as many layers as fit
+    repacked    matrices in the layout that products read faster, where that pays
+    batch       512 tokens, then less: prompts are read slower
+
+With flash attention, which takes less and is faster.
+"""
+import dataclasses
+import functools
+import html
+import itertools
+import os
+
+from ggjit.alloc.report import mib
+from ggjit.api.measure_memory import kernel_work_nbytes
+from ggjit.api.rematerialize import BudgetError
+from ggjit.core.arguments import nbytes_of, typed_call
+from ggjit.core.config import default_threads
+from ggjit.core.kernels_ahead import missing
+from ggjit.core.process_memory import resident_now
+from ggjit.cpu.cpu_plan import likely_parts, needs
+from ggjit.models.core.checks import integer, one_of
+from ggjit.models.networks.memory import MemoryUse, expected
+from ggjit.models.networks.peak import arenas, model_file, null_network
+from ggjit.ops.core.errors import OutOfMemory, ParamError, extra
+from ggjit.ops.core.progress import busy
+
+BATCHES = 512, 256, 128, 64, 32, 16, 8
+KV_TYPES = "F16", "Q8_0", "Q4_0"
+LEAST_CTX = 256
+COMPILING_NBYTES = 100 << 20            # what compiling takes where kernels are not cached (`ggjit warm-up`)
+SLACK, SLACK_NBYTES = 0.01, 4 << 20     # how far what is taken may be above what is announced
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One way to run a model; the fields are load_model's options, but `streamed`: weights are not kept in memory."""
+    n_ctx: int
+    n_batch: int = BATCHES[0]
+    flash: bool = True
+    kv_type: str = KV_TYPES[0]
+    repack: bool | None = None
+    n_gpu_layers: int | None = None
+    cpu_moe: bool = False
+    streamed: bool = False
+
+    def __str__(self):
+        words = [f"context {self.n_ctx:,}", f"batch {self.n_batch}", f"{self.kv_type} cache",
+                 "repacked where it pays" if self.repack is None else "not repacked"]
+        if self.n_gpu_layers is not None:
+            words.append("all layers on devices" if self.n_gpu_layers < 0 else f"{self.n_gpu_layers} layers on devices")
+        return ", ".join(words + ["experts in host memory"] * self.cpu_moe + ["weights streamed"] * self.streamed +
+                         ["no flash attention"] * (not self.flash))
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A Setting with what it takes.  nbytes: of this process; devices: {name: bytes}; why: it was not chosen."""
+    setting: Setting
+    nbytes: int
+    memory: MemoryUse
+    devices: dict
+    why: str = ""
+
+
+class Fit:
+    """What `fit` found.  `.setting`, `.options` for load_model, `.memory` (a MemoryUse), `.nbytes`, `.limit`, and
+    `.others`: [Candidate], each with `.why` it was not chosen."""
+
+    def __init__(self, chosen, others, limit, title, search):
+        self.setting, self.memory, self.nbytes, self.devices = chosen.setting, chosen.memory, chosen.nbytes, \
+            chosen.devices
+        self.others, self.limit, self.title, self._search = others, limit, title, search
+
+    @property
+    def options(self):
+        """Keyword arguments of load_model."""
+        given = dataclasses.asdict(self.setting)
+        del given["streamed"]
+        return {name: value for name, value in given.items() if value is not None and not (name == "cpu_moe" and
+                                                                                          not value)}
+
+    def frontier(self):
+        """{cache type: [(context, bytes)]} at the chosen batch, up to twice the limit."""
+        return self._search.frontier(self.setting)
+
+    def plot(self, ax=None):
+        """Bytes by context for each type of the cache, the limit, and the choice, on matplotlib axes."""
+        plt = extra("matplotlib.pyplot", "plots")
+        ax = plt.subplots(figsize=(7, 4))[1] if ax is None else ax
+        for kind, points in self.frontier().items():
+            ax.plot([n for n, _ in points], [b / 1e9 for _, b in points], marker="o", markersize=3,
+                    label=f"{kind} cache")
+        ax.axhline(self.limit / 1e9, color="black", linestyle="--", linewidth=1)
+        ax.annotate(f"limit {self.limit / 1e9:.2f} GB", (0.01, self.limit / 1e9), xycoords=("axes fraction", "data"),
+                    va="bottom")
+        ax.plot([self.setting.n_ctx], [self.nbytes / 1e9], marker="*", markersize=14, color="black", linestyle="none",
+                label="chosen")
+        ax.set(xlabel="context (tokens)", ylabel="memory of the process (GB)", title=os.path.basename(self.title))
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter(lambda n, _: f"{n:,.0f}")
+        ax.set_ylim(0, 1.15 * max(ax.get_ylim()[1], self.limit / 1e9))
+        ax.legend(fontsize="small", frameon=False, loc="lower right")
+        return ax
+
+    def __str__(self):
+        lines = [f"{self.title}: {self.setting}", f"takes {mib(self.nbytes)} of {mib(self.limit)}"]
+        lines += [f"  {name}: {mib(n)}" for name, n in self.devices.items()]
+        return "\n".join([*lines, "", "not chosen:", *(f"  {c.setting}: {c.why}" for c in self.others)])
+
+    def __repr__(self):
+        return f"<Fit {self.setting}: {mib(self.nbytes)} of {mib(self.limit)}>"
+
+    def _repr_html_(self):
+        rows = "".join(f"<tr><td style='text-align:left'>{html.escape(str(c.setting))}</td><td>{mib(c.nbytes)}</td>"
+                       f"<td style='text-align:left'>{html.escape(c.why)}</td></tr>" for c in self.others)
+        return (f"<b>{html.escape(self.title)}</b><p>{html.escape(str(self.setting))}: {mib(self.nbytes)} of "
+                f"{mib(self.limit)}</p><table><tr><th>not chosen</th><th>takes</th><th>why</th></tr>{rows}</table>")
+
+
+class _Search:
+    """Candidates of one model, measured when they are asked for."""
+
+    def __init__(self, file, limit, devices, n_threads, options):
+        self.file, self.limit, self.n_threads, self.more = file, limit, n_threads, options
+        self.sizes = {name: nbytes_of(size, f"devices: {name}") for name, size in dict(devices).items()}
+        self.measured, self._missing = {}, None
+
+    def __call__(self, setting):
+        if setting not in self.measured:
+            self.measured[setting] = self._measure(setting)
+        return self.measured[setting]
+
+    def _measure(self, s):
+        # experts and layers that do not fit a device are seen by their sizes, so devices are made without a limit here
+        given = dataclasses.asdict(s)
+        streamed = given.pop("streamed")
+        with null_network(self.file, dict.fromkeys(self.sizes, 1 << 62), **given, **self.more) as m:
+            graph = m.largest_graph()
+            work = kernel_work_nbytes(graph, self.n_threads, m.weights.repacked)
+            use = MemoryUse(expected(m, graph, arenas(m, graph), work, int(m.CAUSAL), self.base), None)
+            layer = max((sum(t.nbytes for t in group) for group in _by_layer(m)), default=0)
+            nbytes = use.total + (COMPILING_NBYTES if self._compiles(m, graph) else 0)
+        if streamed:                            # the system may drop pages of the file at any time
+            nbytes -= max(use.terms.get("weights", 0) - layer, 0)
+        return Candidate(s, int(nbytes * (1 + SLACK)) + SLACK_NBYTES, use,
+                         {name: sum(use.devices.get(name, {}).values()) for name in self.sizes})
+
+    @functools.cached_property
+    def kinds(self):
+        """Types that the cache of this model can have."""
+        return [kind for kind in KV_TYPES if kind == KV_TYPES[0] or self._takes(kind)]
+
+    def _takes(self, kind):
+        try:
+            return bool(self(Setting(min(self.contexts), BATCHES[-1], True, kind, False)))
+        except ParamError:                      # heads that are no whole blocks
+            return False
+
+    @functools.cached_property
+    def base(self):
+        return resident_now()
+
+    def _compiles(self, m, graph):
+        """Is a kernel missing in the cache?  All settings count as one does: they share most."""
+        if self._missing is None:
+            self._missing = bool(missing(needs(likely_parts(graph, self.n_threads, frozenset(m.weights.repacked)))))
+        return self._missing
+
+    def over(self, c):
+        """Why a candidate does not fit; "" where it does."""
+        for name, n in c.devices.items():
+            if n > self.sizes[name]:
+                return f"{name} would hold {mib(n)}, {mib(n - self.sizes[name])} more than it has"
+        return f"takes {mib(c.nbytes)}, {mib(c.nbytes - self.limit)} above the limit" if c.nbytes > self.limit else ""
+
+    def frontier(self, chosen):
+        out = {}
+        for kind in self.kinds:
+            points = []
+            for n in self.contexts[::-1]:
+                c = self(dataclasses.replace(chosen, kv_type=kind, n_ctx=n, n_batch=min(chosen.n_batch, n)))
+                points.append((n, c.nbytes))
+                if c.nbytes > 2 * self.limit:
+                    break
+            out[kind] = points
+        return out
+
+
+def _by_layer(m):
+    """Groups of weights that lie in the file, by layer."""
+    groups = {}
+    for t in m.weights.ctx.tensors:
+        if t.buffer in m.weights.buffers and ".exps" not in t.name:
+            groups.setdefault(t.name.split(".")[1] if t.name.startswith("blk.") else t.name, []).append(t)
+    return groups.values()
+
+
+@typed_call
+def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=None, repack=None, n_threads=None,
+        **options):
+    """The best Setting of a model that stays within `memory` bytes of this process: a Fit.
+
+        found = gg.fit("model.gguf", memory="8G", n_ctx=16384)
+        m = load_model("model.gguf", **found.options)
+
+    model: a GGUF path, or a shape of `ggjit peak`; None: the small model of the package.  memory: bytes, or a text:
+    "8G", "8GiB", "512 MB"; of everything that the process holds, Python included.  devices: {name: bytes} of GPUs for
+    layers.  n_ctx, n_batch, kv_type, repack: settings that are not to be changed.  options: others of model_peak, such
+    as override_tensor.
+    Nothing is allocated and no weight is read; what is proposed stays below the limit by what announcements may be off.
+    Errors: BudgetError with `.minimum`, the least bytes that are enough; ParamError.
+    """
+    limit = nbytes_of(memory, "fit: memory")
+    file = model_file(model)
+    search = _Search(file, limit, devices, default_threads() if n_threads is None else n_threads, options)
+    with busy("planning settings"):
+        return _found(search, n_ctx, n_batch, kv_type, repack)
+
+
+def _found(search, n_ctx, n_batch, kv_type, repack):
+    trained = max(int(search.file.arch_get("context_length", 4096, int)), 1)
+    search.contexts = [n_ctx] if n_ctx is not None else _halves(trained)
+    for n in search.contexts:
+        integer("n_ctx", n, 1, 1 << 31)
+    kinds = search.kinds if kv_type is None else (one_of("kv_type", str(kv_type).upper(), ("F16", "F32", "BF16", "Q8_0",
+                                                                                      "Q4_0")),)
+    tried, least = [], None
+    for streamed, kind, n in itertools.product((False, True), kinds, search.contexts):
+        batches = [b for b in (BATCHES if n_batch is None else (n_batch,)) if b <= n] or [n]
+        repacks = ((None, False) if repack is None else (repack,)) if not streamed else (False,)
+        lean = search(Setting(n, batches[-1], True, kind, repacks[-1], *_places(search)[-1], streamed))
+        if search.over(lean):
+            tried.append(lean)
+            least = lean if least is None or lean.nbytes < least.nbytes else least
+            continue
+        for place, packed, batch in itertools.product(_places(search), repacks, batches):
+            c = search(Setting(n, batch, True, kind, packed, *place, streamed))
+            if not search.over(c):
+                return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
+            tried.append(c)
+    raise BudgetError(f"fit: {mib(search.limit)} are too little for {search.file.path}: the least is "
+                      f"{mib(least.nbytes)} ({least.setting}); use memory={least.nbytes} or more, or a smaller model",
+                      least.nbytes)
+
+
+def _halves(n):
+    """n, n / 2, ... down to LEAST_CTX."""
+    out = [n]
+    while out[-1] // 2 >= LEAST_CTX:
+        out.append(out[-1] // 2)
+    return out
+
+
+def _places(search):
+    """[(n_gpu_layers, cpu_moe)], most on devices first."""
+    if not search.sizes:
+        return [(None, False)]
+    n_layer = int(search.file.arch_get("block_count", 0, int))
+    experts = [(-1, True)] if search.file.arch_get("expert_count", 0, int) else []
+    return [(-1, False), *experts, *((n, False) for n in range(n_layer, -1, -1))]
+
+
+def _others(search, chosen, tried):
+    """Those that were tried, and those next to the choice, with reasons."""
+    s, out = chosen.setting, [dataclasses.replace(c, why=search.over(c)) for c in tried]
+    near = [(dataclasses.replace(s, flash=False), "attention scores take memory, and it is slower")]
+    if s.kv_type == "F16" and "Q8_0" in search.kinds:
+        near.append((dataclasses.replace(s, kv_type="Q8_0"), "rounds keys and values without need"))
+    if s.repack is None and not s.streamed:
+        near.append((dataclasses.replace(s, repack=False), "products are slower where a layout pays"))
+    if s.n_batch > BATCHES[-1]:
+        near.append((dataclasses.replace(s, n_batch=s.n_batch // 2), "prompts are read slower"))
+    for setting, why in near:
+        try:
+            c = search(setting)
+        except OutOfMemory:
+            continue
+        if c.nbytes < chosen.nbytes:
+            why = f"takes {mib(chosen.nbytes - c.nbytes)} less, but {why}"
+        elif why.startswith("rounds"):
+            continue
+        out.append(dataclasses.replace(c, why=search.over(c) or why))
+    return out

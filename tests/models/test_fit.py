@@ -1,0 +1,106 @@
+"""gg.fit: the best setting within a limit, why not the others, and that the run it proposes stays below it."""
+import json
+
+import pytest
+from helpers import tiny_moe
+from helpers.processes import ggjit, python, result
+
+import ggjit as gg
+from ggjit.models import smollm2_path
+from ggjit.models.files import smollm2
+from ggjit.models.networks.fit import BATCHES, KV_TYPES, Fit, Setting
+
+SIZES = "450M", "1G"
+RUN = """
+import json, resource, sys
+import numpy as np
+import ggjit as gg
+from ggjit.core.process_memory import process_memory
+from ggjit.models import load_model
+gg.compute(gg.scale(gg.tensor([1.0]), 2.0))
+found = gg.fit(sys.argv[1], memory=sys.argv[2], n_threads=1)
+virtual = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+room = found.limit - process_memory().total
+resource.setrlimit(resource.RLIMIT_AS, (virtual + room + (256 << 20),) * 2)         # addresses, which threads reserve
+with load_model(sys.argv[1], n_threads=1, **found.options) as m:
+    m.tokenize("Once upon a time")
+    m.decode(np.random.default_rng(0).integers(0, m.n_vocab, m.n_ctx))
+print(json.dumps([process_memory().high_water, found.limit, found.options]))
+"""
+
+
+@pytest.fixture(scope="module")
+def shape():
+    return "tinyllama-1.1b"
+
+
+def test_more_memory_is_a_better_setting(shape):
+    settings = [gg.fit(shape, memory=size) for size in ("1.2G", "1.6GB", "4GiB")]
+    contexts = [f.setting.n_ctx for f in settings]
+    assert contexts == sorted(contexts) and contexts[-1] == 2048
+    assert all(f.nbytes <= f.limit for f in settings)
+    assert settings[-1].options["n_batch"] == BATCHES[0] and settings[-1].options["kv_type"] == KV_TYPES[0]
+    for f in settings:
+        assert f.others and all(c.why for c in f.others)
+        assert str(f.setting) in str(f) and "<table>" in f._repr_html_()
+
+
+def test_what_is_given_stays(shape):
+    found = gg.fit(shape, memory="1.5G", n_ctx=1024, n_batch=64, kv_type="q8_0", repack=False)
+    assert found.setting == Setting(1024, 64, True, "Q8_0", False)
+    over = [c for c in gg.fit(shape, memory="1.1G", n_ctx=2048).others if "above the limit" in c.why]
+    assert all(c.nbytes > 1_100_000_000 for c in over)
+
+
+def test_too_little_says_the_least_that_is_enough(shape):
+    with pytest.raises(gg.BudgetError, match="are too little") as e:
+        gg.fit(shape, memory="200MB", n_ctx=2048)
+    least = gg.fit(shape, memory=e.value.minimum + (8 << 20), n_ctx=2048)
+    assert least.setting.streamed and least.nbytes <= e.value.minimum + (8 << 20)
+    for bad in ("8X", "", "-1", 0):
+        with pytest.raises(gg.ParamError, match="a size is a number of bytes"):
+            gg.fit(shape, memory=bad)
+
+
+def test_experts_and_layers_by_device(tmp_path):
+    path = str(tiny_moe.write(tmp_path / "moe.gguf"))
+    whole = gg.fit(path, memory="8G", devices={"GPU0": "1G"})
+    assert whole.options["n_gpu_layers"] == -1 and "cpu_moe" not in whole.options
+    sizes = {s.n_gpu_layers: n for s, n in ((c.setting, c.devices["GPU0"]) for c in [
+        whole._search(Setting(whole.setting.n_ctx, n_gpu_layers=n)) for n in (0, 1, 2, -1)])}
+    assert sizes[0] < sizes[1] < sizes[2] <= sizes[-1]
+    some = gg.fit(path, memory="8G", devices={"GPU0": whole.devices["GPU0"] - 1}, n_ctx=whole.setting.n_ctx,
+                  n_batch=whole.setting.n_batch)
+    assert some.options["cpu_moe"] is True, "the experts go first"
+    assert any("GPU0 would hold" in c.why for c in some.others)
+
+
+def test_the_picture(shape):
+    pytest.importorskip("matplotlib")
+    found = gg.fit(shape, memory="1.5G")
+    assert isinstance(found, Fit)
+    ax = found.plot()
+    assert len(ax.lines) == len(KV_TYPES) + 2
+    lines = found.frontier()
+    assert all(b > a for _, points in lines.items() for (_, a), (_, b) in zip(points, points[1:], strict=False))
+    f16, q8 = (dict(lines[k]) for k in ("F16", "Q8_0"))
+    assert all(q8[n] < f16[n] for n in f16.keys() & q8.keys())
+
+
+def test_the_command(shape):
+    found = result(ggjit, "fit", shape, "--memory", "4GiB")
+    assert found["options"]["n_ctx"] == 2048 and found["nbytes"] <= found["limit"] == 4 << 30
+    r = ggjit("fit", shape, "--memory", "100M")
+    assert r.returncode == 1 and "the least is" in r.stderr and r.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_run_stays_below_the_limit(size):
+    path = smollm2_path(missing_ok=True)
+    if path is None:
+        pytest.skip("needs " + smollm2.INSTALL)
+    for _ in range(2):                          # the second finds its kernels compiled
+        r = python(RUN, path, size, timeout=600)
+        assert r.returncode == 0, r.stderr
+        high_water, limit, options = json.loads(r.stdout)
+        assert high_water <= limit, options
