@@ -9,6 +9,7 @@
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn;
                         attribution.py: gradients by what is read
     offload.py          layers on a GPU; device_map.py: over several devices; layout.py: which weights are repacked
+    diff.py             where two models part: errors of named tensors
     bulk.py             many texts, in parts, on the workers of a cluster
     speech_network.py   speech networks: sound is heard, text is written; whisper.py, moonshine.py: two of them
     silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
