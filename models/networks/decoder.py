@@ -135,7 +135,7 @@ class Decoder(Network):
         return np.concatenate(self.vision.encode(image))
 
     def _reserve(self):
-        """For the largest graph, so that the arena never has to move."""
+        """Reserve memory for the largest graph, so that the arena never has to move."""
         (self.scheduler or self._allocator).reserve(self.largest_graph())
 
     def _matrices(self):
@@ -249,7 +249,7 @@ class Decoder(Network):
         return step
 
     def _shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
-        """Of the graph of a batch.  apart: of one text, each token with the bits that it has alone."""
+        """The shape of a batch's graph.  apart: of one text, each token with the bits that it has alone."""
         n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
         shape = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
         pictures = self.vision is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)
@@ -463,7 +463,7 @@ class Decoder(Network):
         return out if rows is None else rows
 
     def _rows(self, n, hidden):
-        """Where the logits or hidden states of n tokens go, batch by batch: they exist once.  Errors: OutOfMemory."""
+        """Memory for the logits or hidden states of n tokens, filled batch by batch.  Errors: OutOfMemory."""
         return self._handed_out.add(empty((n, self.n_embd if hidden else self.n_vocab), np.float32,
                                           "hidden states" if hidden else "logits"))
 

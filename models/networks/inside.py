@@ -324,7 +324,7 @@ def attribution(self, prompt, target=None):
     target: another token than the likeliest, an id or a text of one token.  The text so far is forgotten.
     Errors: NotSupported (a model without logits or gradients), ParamError.
     """
-    return attributed(self, _ids_of(self, prompt), target)
+    return attributed(self, ids_of(self, prompt), target)
 
 
 def logit_lens(self, prompt, top=3):

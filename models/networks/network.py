@@ -172,7 +172,7 @@ class Network:
     # ------------------------------------------------------------ text
     if not TYPE_CHECKING:               # checkers would take every attribute for granted
         def __getattr__(self, name):
-            """Only of what a network lacks."""
+            """An AttributeError with a hint; called for names that a network lacks."""
             hint = "" if name.startswith("_") else of_a_model(self, name)
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
 
