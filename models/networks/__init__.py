@@ -17,6 +17,7 @@
     model_table.py      a model at the end of a cell; other_methods.py: methods that other libraries' models have
     strict.py           files with more in them than is used are refused
     evaluate.py         perplexity, KL divergence, importance matrices
+    multiple_choice.py  which of several endings is likeliest: HellaSwag
     finetune.py         LoRA adapters trained; training.py: the loss as a graph
     peak.py             the peak memory of a model, measured without loading it; memory.py: what it takes, by term
     fit.py              the best setting within so much memory
