@@ -1,5 +1,6 @@
 """A process that is a worker and nothing else: `ggjit worker`."""
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -40,23 +41,32 @@ def serve(listen=LISTEN, scheduler=None, tls=None, memory_nbytes=None, n_threads
                        _work_for(scheduler, tls, options, said))
 
 
+@contextlib.contextmanager
 def _ended():
-    """An event that SIGTERM and Ctrl-C set."""
-    ended = asyncio.Event()
+    """An event that SIGTERM and Ctrl-C set, within the block."""
+    ended, loop, before = asyncio.Event(), asyncio.get_running_loop(), {}
     for s in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(s, ended.set)
-    return ended
+        try:
+            loop.add_signal_handler(s, ended.set)
+        except NotImplementedError:             # Windows: Python's handler, which wakes the loop
+            before[s] = signal.signal(s, lambda *_: loop.call_soon_threadsafe(ended.set))
+    try:
+        yield ended
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
 
 
 async def _listen(address, tls, options, said):
-    server, ended = Server(tls, *options), _ended()
-    try:
-        at = server.start(address)
-    except OSError as e:
-        raise GgjitError(f"{address}: {e.strerror or e}; choose another port (0: any)") from e
-    said(f"listening at {at}")
-    await ended.wait()
-    server.stop()
+    server = Server(tls, *options)
+    with _ended() as ended:
+        try:
+            at = server.start(address)
+        except OSError as e:
+            raise GgjitError(f"{address}: {e.strerror or e}; choose another port (0: any)") from e
+        said(f"listening at {at}")
+        await ended.wait()
+        server.stop()
     return {"address": at, **server.machine.counters}
 
 
@@ -71,15 +81,15 @@ def _facing(address):
 
 async def _work_for(address, tls, options, said):
     from ggjit.cluster.dask_worker import OPTIONS, distributed
-    ended = _ended()
     os.environ[OPTIONS] = json.dumps([None if tls is None else str(tls.directory), *options])
     try:
         security = None if tls is None else tls.security
-        async with distributed.Nanny(address, nthreads=1, host=_facing(address), security=security, dashboard=False,
-                                     dashboard_address="127.0.0.1:0", death_timeout=30) as nanny:
-            said(f"working for {address}")
-            done = [asyncio.ensure_future(x) for x in (ended.wait(), nanny.finished())]
-            await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)
+        with _ended() as ended:
+            async with distributed.Nanny(address, nthreads=1, host=_facing(address), security=security, dashboard=False,
+                                         dashboard_address="127.0.0.1:0", death_timeout=30) as nanny:
+                said(f"working for {address}")
+                done = [asyncio.ensure_future(x) for x in (ended.wait(), nanny.finished())]
+                await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)
     except (OSError, TimeoutError, RuntimeError) as e:
         raise GgjitError(f"{address}: no Dask scheduler answers there ({e})") from e
     return {"address": address}

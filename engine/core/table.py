@@ -20,11 +20,11 @@ and the next allocation recycles.
 """
 import collections
 import functools
-import mmap
 import struct
 
 import numpy as np
 
+from ggjit.ops.core.address_space import AddressSpace
 from ggjit.ops.core.errors import OutOfMemory, ParamError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import MAX_PARAMS, MAX_SRC, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_SRC, T_WORDS, TENSOR, WORD
@@ -40,13 +40,6 @@ NO_SRC = (-1,) * MAX_SRC
 NO_PARAMS = (0,) * MAX_PARAMS
 
 
-def _reserve(nbytes):
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if hasattr(mmap, "MAP_ANONYMOUS") else None
-    if flags is None:
-        return mmap.mmap(-1, nbytes)
-    return mmap.mmap(-1, nbytes, flags=flags | getattr(mmap, "MAP_NORESERVE", 0))
-
-
 class RowTemplate:
     """What rows of nodes that differ in their sources have in common, from row `row`: op, type, shape, parameters.
 
@@ -57,8 +50,8 @@ class RowTemplate:
 
     def __init__(self, memory, row, n_src, view):
         at = row * T_WORDS * WORD
-        self.head = memory[at:at + T_GEN * WORD]
-        self.body = memory[at + (T_GEN + 1) * WORD:at + T_SRC * WORD]
+        self.head = bytes(memory[at:at + T_GEN * WORD])
+        self.body = bytes(memory[at + (T_GEN + 1) * WORD:at + T_SRC * WORD])
         self.no_src = b"\xff" * (WORD * (MAX_SRC - n_src))              # id -1 for every missing source
         self.unplaced = struct.pack("2q", -1, 0)
         if not view:
@@ -75,10 +68,11 @@ class Table:
 
     def __init__(self, capacity=CAPACITY):
         self.capacity = capacity
-        self._memory = _reserve(capacity * T_WORDS * WORD)
+        self._space = AddressSpace(capacity * _ROW_NBYTES)
+        self._memory = self._space.memory
         self.records = np.frombuffer(self._memory, TENSOR)              # the rows as records, by field name
         self.words = np.frombuffer(self._memory, np.int64).reshape(capacity, T_WORDS)     # as jitted code sees it
-        self.cells = memoryview(self._memory).cast("q")                 # the same, flat: one word costs 50 ns
+        self.cells = self._memory.cast("q")                             # the same, flat: one word costs 50 ns
         self.placement_version = 0          # goes up whenever any tensor or buffer may have moved
         self._top = 0                       # rows below it were used or are free
         self._free = []                     # rows with no buffer
@@ -139,7 +133,9 @@ class Table:
                 except IndexError:
                     raise OutOfMemory(f"the tensor table is full ({self.capacity} tensors alive); free a Context, or "
                                       f"replay one plan instead of building a graph per step") from None
-            first, self._top = self._top, min(self._top + _AT_ONCE, self.capacity)
+            first, top = self._top, min(self._top + _AT_ONCE, self.capacity)
+            self._space.commit(top * _ROW_NBYTES)
+            self._top = top
             self.words[first:self._top, T_BUFFER] = -1
             self._free[:0] = range(self._top - 1, first, -1)
             return first
@@ -159,7 +155,7 @@ class Table:
         return mine
 
     def release(self, refs):
-        """These rows may be used again, though handles on them are left."""
+        """Let these rows be used again, though handles on them may be left."""
         with self._lock:
             self._recycle(refs)
             refs.clear()

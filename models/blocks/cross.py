@@ -28,7 +28,7 @@ class CrossAttention:
     def cache(self, sizes):
         """Keys and values of the other text, and a mask: 0 where it has a token, -inf behind it."""
         rows = sizes.rows[0]
-        return [(f"{WHOLE} k", sizes.kv_type, (self.n, rows)), (f"{WHOLE} v", sizes.kv_type, (self.n, rows)),
+        return [(f"{WHOLE} k", sizes.kv_type, (self.n, rows)), (f"{WHOLE} v", sizes.v_type, (self.n, rows)),
                 (f"{WHOLE} mask", BY_NAME["f16"], (1, rows))]
 
     def load(self, loader, p):

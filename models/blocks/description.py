@@ -54,7 +54,7 @@ class Loader:
         return any(map(self.has, names)) or None
 
     def ignore(self, *names):
-        """These tensors change nothing."""
+        """Note tensors that change nothing, so that they count as used."""
         self._used.update(names)
 
     def rope_factors(self, rope):
@@ -76,7 +76,8 @@ class Loader:
 class CacheSizes:
     """What the caches of layers are made for."""
     n_embd: int
-    kv_type: Any
+    kv_type: Any                        # of keys
+    v_type: Any                         # of values
     rows: dict                          # {window: cache rows of layers with it}
     n_state_rows: int                   # rows of states
 

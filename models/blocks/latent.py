@@ -59,7 +59,7 @@ class Latent:
             index = self.indexer.cache(sizes) if self.indexer else []
             return [("k cache", sizes.kv_type, (self.d_head, sizes.rows[0])), *index]
         return [("k cache", sizes.kv_type, (self.d_key * self.n_head, sizes.rows[0])),
-                ("v cache", sizes.kv_type, (self.d_value * self.n_head, sizes.rows[0]))]
+                ("v cache", sizes.v_type, (self.d_value * self.n_head, sizes.rows[0]))]
 
     def load(self, loader, p):
         d, h, c, want, p = loader.n_embd, self.n_head, self.kv_rank, loader.want, p + "attn_"

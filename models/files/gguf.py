@@ -236,16 +236,16 @@ def map_file(path):
 
 
 def _map_private(path):
-    """The file as uint8 in private copy-on-write pages.
+    """The file as uint8 in private copy-on-write pages; on Windows in pages that cannot be written.
 
     MAP_NORESERVE: without it Linux may refuse to map a file larger than its memory, because every page could be
-    written.
+    written.  Windows has no such word, and charges a copy-on-write mapping of 5 GB with 5 GB of its page file.
     """
     with open(path, "rb") as f:
         if hasattr(mmap, "MAP_PRIVATE"):
             flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
             return np.frombuffer(mmap.mmap(f.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
-        return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+        return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def part_path(name, i, n):

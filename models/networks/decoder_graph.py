@@ -32,10 +32,11 @@ def context_size(m):
 
 def check_kv_type(m):
     for block in m.description.blocks:
-        d = [getattr(block.mixer, name, 0) for name in ("d_head", "d_head_v", "d_index")]
-        wrong = [n for n in d if n % m.kv_type.block]
-        if wrong:
-            raise ParamError(f"kv_type {m.kv_type!r} stores blocks of {m.kv_type.block}, the heads of this "
+        for type_, names in ((m.kv_type, ("d_head", "d_index")), (m.v_type, ("d_head_v",))):
+            wrong = [n for n in (getattr(block.mixer, name, 0) for name in names) if n % type_.block]
+            if not wrong:
+                continue
+            raise ParamError(f"kv_type {type_!r} stores blocks of {type_.block}, the heads of this "
                              f"model have {wrong[0]}; use F16 or F32")
 
 
@@ -116,7 +117,7 @@ def kept_by_kind(m):
 
 
 def cache_sizes(m):
-    return CacheSizes(m.n_embd, m.kv_type, m.cells.n_rows, m.cells.n_state_rows)
+    return CacheSizes(m.n_embd, m.kv_type, m.v_type, m.cells.n_rows, m.cells.n_state_rows)
 
 
 def can_page(m):

@@ -39,6 +39,7 @@ from ggjit.models.networks.memory import (
 )
 from ggjit.models.networks.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.machine import resident_nbytes
 from ggjit.train import checkpoint as checkpoints
 from ggjit.train.dataset import Dataset
 from ggjit.train.fit import TrainingLoop
@@ -90,13 +91,6 @@ def _with_end(network, ids):
 
 
 # ---------------------------------------------------------------- memory
-def resident_nbytes():
-    """Bytes of this process in memory, 0 where the system does not say."""
-    with contextlib.suppress(OSError):
-        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
 class _FittingTraining:
     """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take."""
 

@@ -22,6 +22,7 @@ from ggjit.core.html_repr import escape
 from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import BrokenValues, integer
 from ggjit.models.networks import pictures
+from ggjit.models.networks.attribution import attribution as attributed
 from ggjit.models.networks.hooks import (
     CalledPlan,
     CaptureSession,
@@ -100,10 +101,10 @@ def names(self, pattern="*"):
 
     Errors: ParamError where nothing matches, with the nearest name.
     """
-    return Names(_matched(self, pattern).values())
+    return Names(matched_in(self, pattern).values())
 
 
-def _matched(m, patterns):
+def matched_in(m, patterns):
     """{name: TensorSpec} of what the patterns name, in the order of the graph.  Errors: ParamError,
     TypeMismatch.
     """
@@ -169,8 +170,8 @@ def capture(self, patterns, prompt, out=None):
     Errors: ParamError (nothing matches; a file that exists), OutOfMemory (more than memory and the disk of
     temporary files hold), IndexRangeError.
     """
-    specs = _matched(self, patterns)
-    ids = _ids_of(self, prompt)
+    specs = matched_in(self, patterns)
+    ids = ids_of(self, prompt)
     with self._lock:
         keeping = _keeping(self, specs, len(ids), len(ids), out)
         try:
@@ -206,7 +207,7 @@ def capturing(self, patterns, out=None):
     A step gives logits and result_norm for its last token only.  `c` can be read inside the block, too.  Arguments
     and errors as `capture`; once memory does not hold the values, they are in a temporary file, too.
     """
-    return Capturing(self, _matched(self, patterns), out)
+    return Capturing(self, matched_in(self, patterns), out)
 
 
 def _keeping(m, specs, n_expected, n_keys, out):
@@ -251,7 +252,7 @@ def patch(self, changes):
         if not callable(change) and not _is_numbers(change):
             raise TypeMismatch(f"patch of {pattern!r}: expected a function, a number or an array of numbers, got "
                                f"{change!r}")
-        for name in _matched(self, pattern):
+        for name in matched_in(self, pattern):
             given.setdefault(name, []).append(change)
     if not given:
         raise ParamError("patch was given nothing to change; m.names() lists what there is")
@@ -299,7 +300,7 @@ def attention(self, prompt):
 
     The text so far is forgotten.  Errors: ParamError, for a model without attention.
     """
-    return pictures.attention_maps(self, _ids_of(self, prompt))
+    return pictures.attention_maps(self, ids_of(self, prompt))
 
 
 def hidden_states(self, prompt):
@@ -310,7 +311,20 @@ def hidden_states(self, prompt):
 
     The text so far is forgotten.
     """
-    return pictures.hidden_states(self, _ids_of(self, prompt))
+    return pictures.hidden_states(self, ids_of(self, prompt))
+
+
+def attribution(self, prompt, target=None):
+    """Attribution of a text or token ids: how much each token made the next one likely (gradient x input), and the
+    gradient of its log-probability by every embedding.
+
+        a = m.attribution("The capital of France is")
+        a.scores, a.saliency, a.plot()
+
+    target: another token than the likeliest, an id or a text of one token.  The text so far is forgotten.
+    Errors: NotSupported (a model without logits or gradients), ParamError.
+    """
+    return attributed(self, ids_of(self, prompt), target)
 
 
 def logit_lens(self, prompt, top=3):
@@ -321,10 +335,10 @@ def logit_lens(self, prompt, top=3):
 
     The text so far is forgotten.  Errors: NotSupported, for a model without logits.
     """
-    return pictures.logit_lens(self, _ids_of(self, prompt), integer("top", top, 1, self.n_vocab))
+    return pictures.logit_lens(self, ids_of(self, prompt), integer("top", top, 1, self.n_vocab))
 
 
-def _ids_of(m, prompt):
+def ids_of(m, prompt):
     """A text, or token ids, as checked ids."""
     return m._checked_ids(prompt, m.n_ctx)
 

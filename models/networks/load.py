@@ -1,4 +1,6 @@
 """load_model: a GGUF file -> the network its architecture names."""
+import dataclasses
+import inspect
 import os
 import pathlib
 
@@ -9,7 +11,7 @@ from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import Encoder
-from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.load_options import KEYWORDS, LoadOptions
 from ggjit.models.networks.moonshine import Moonshine
 from ggjit.models.networks.t5 import T5
 from ggjit.models.networks.whisper import Whisper
@@ -39,6 +41,19 @@ def network_of(file, options):
     return network(file, options)
 
 
+def _with_keywords(function):
+    """For completion: `load_model(<TAB>` offers the options in **options, too."""
+    found = inspect.signature(function)
+    own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name)) for name in KEYWORDS]
+    function.__signature__ = found.replace(parameters=[*own, *more])
+    return function
+
+
+_DEFAULTS = {f.name: f.default for f in dataclasses.fields(LoadOptions) if f.default is not dataclasses.MISSING}
+
+
+@_with_keywords
 @takes_other_names(LOADING)
 @typed_call
 def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, strict=True,
@@ -47,13 +62,13 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
 
     path: of the file; None: the small model that comes with the package (docs/austen.md).
     backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  Options of decoders: n_ctx, tokens of all texts;
-    n_batch; kv_type ("F16", "F32", "BF16", "Q8_0", "Q4_0"); flash; n_seqs, texts at once (8); n_cells, cache rows of
-    all of them together (n_ctx).  pooling: how `m.embed` makes one vector of a text's tokens, "mean", "cls" (the
-    first), "last", or "rank" for `m.rerank`; None: as the file says.  repack: matrices in a layout that products read
-    faster (ops/matmul/repack), for a slower load and memory that is not shared with the file; None: encoders', and
-    those of decoders that are large, where this processor is faster for it and half of the
-    free memory holds them (`ggjit info --tuning`).  reserve=False sets no memory aside for computing yet.  Weights are
-    mapped, not read, but for repacked ones and those on a GPU.
+    n_batch; kv_type (F16, F32, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL; "Q8_0/Q4_0": of keys and of values); flash;
+    n_seqs, texts at once (8); n_cells, cache rows of all of them together (n_ctx).  pooling: how `m.embed` makes one
+    vector of a text's tokens, "mean", "cls" (the first), "last", or "rank" for `m.rerank`; None: as the file says.
+    repack: matrices in a layout that products read faster (ops/matmul/repack), for a slower load and memory that is not
+    shared with the file; None: encoders', and those of decoders that are large, where this processor is faster for it
+    and half of the free memory holds them (`ggjit info --tuning`).  reserve=False sets no memory aside for computing
+    yet.  Weights are mapped, not read, but for repacked ones and those on a GPU.
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
     output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.
     override_tensor: {pattern: "CPU" or the GPU's name}: where tensors whose names match lie, before all other rules.

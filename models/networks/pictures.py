@@ -33,14 +33,23 @@ def labels_of(network, ids):
         return [str(i) for i in ids.tolist()]
 
 
-def _axes(axes, width, height):
+def _visible(token):
+    """A token for a picture: spaces and line ends are seen."""
+    return _shown_word(token).replace("$", r"\$")
+
+
+def _shown_word(token):
+    return token.replace("\n", "\u21b5").replace(" ", "\u00b7")
+
+
+def axes_of(axes, width, height):
     return axes if axes is not None else extra("matplotlib.pyplot", "plots").subplots(figsize=(width, height))[1]
 
 
-def _label(axis, tokens):
+def label_axis(axis, tokens):
     """Tokens along an axis, where there is room."""
     if len(tokens) <= MOST_LABELS:
-        axis.set_ticks(range(len(tokens)), [t.replace("\n", "\\n").replace("$", r"\$") for t in tokens], fontsize=7)
+        axis.set_ticks(range(len(tokens)), [_visible(t) for t in tokens], fontsize=7)
 
 
 @dataclasses.dataclass(repr=False)
@@ -65,12 +74,12 @@ class AttentionMaps(PlotRepr):
         for k, a in enumerate(maps.values()):
             y, x = k // across * (n + 1), k % across * (n + 1)
             tiles[y:y + n, x:x + n] = a / (a.max() or 1)
-        axes = _axes(axes, 6, 6 * down / across)
+        axes = axes_of(axes, 6, 6 * down / across)
         axes.imshow(tiles, cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
         axes.set_title(title)
         if len(maps) == 1:
-            _label(axes.xaxis, self.tokens)
-            _label(axes.yaxis, self.tokens)
+            label_axis(axes.xaxis, self.tokens)
+            label_axis(axes.yaxis, self.tokens)
             axes.tick_params("x", labelrotation=90)
             axes.set(xlabel="looked at", ylabel="by")
             return axes
@@ -119,10 +128,10 @@ class HiddenStates(PlotRepr):
     def plot(self, axes=None):
         """How far each layer turns each token: 1 - cosine.  Returns matplotlib's axes.  Errors: MissingExtra."""
         turned = 1 - self.similarity
-        axes = _axes(axes, max(5, min(0.3 * len(self.tokens), 14)), max(2.5, 0.25 * len(turned)))
+        axes = axes_of(axes, max(5, min(0.3 * len(self.tokens), 14)), max(2.5, 0.25 * len(turned)))
         image = axes.imshow(turned, aspect="auto", cmap="magma", origin="lower", interpolation="nearest")
         axes.figure.colorbar(image, ax=axes, label="1 - cosine")
-        _label(axes.xaxis, self.tokens)
+        label_axis(axes.xaxis, self.tokens)
         axes.tick_params("x", labelrotation=90)
         axes.yaxis.get_major_locator().set_params(integer=True)
         axes.set(ylabel="layer", title="how far each layer turns its input")
@@ -151,14 +160,14 @@ class LogitLens(PlotRepr):
         axes.  Errors: MissingExtra."""
         first = self.probabilities[..., 0]
         n_rows, n = first.shape
-        axes = _axes(axes, max(5, min(0.75 * n, 24)), max(2.5, 0.3 * n_rows))
+        axes = axes_of(axes, max(5, min(0.75 * n, 24)), max(2.5, 0.3 * n_rows))
         image = axes.imshow(first, aspect="auto", cmap="Blues", vmin=0, vmax=1, origin="lower")
         axes.figure.colorbar(image, ax=axes, label="probability")
         for i in range(n_rows if n <= MOST_LABELS else 0):
             for j in range(n):
-                axes.text(j, i, self.words[i][j][0].replace("$", r"\$"), ha="center", va="center", fontsize=7,
+                axes.text(j, i, _visible(self.words[i][j][0]), ha="center", va="center", fontsize=7,
                           color="white" if first[i, j] > 0.6 else "black", clip_on=True)
-        _label(axes.xaxis, self.tokens)
+        label_axis(axes.xaxis, self.tokens)
         axes.set_yticks(range(n_rows), ["embd", *map(str, range(n_rows - 1))])
         axes.set(ylabel="after layer", title="the likeliest next token")
         return axes
@@ -170,8 +179,8 @@ class LogitLens(PlotRepr):
             p = float(first[i, j])
             tip = ", ".join(f"{w} {q:.2f}" for w, q in zip(self.words[i][j], self.probabilities[i, j], strict=True))
             return (f"<td title='{escape(tip)}' style='background:rgba(70,130,180,{p:.2f})'>"
-                    f"{escape(self.words[i][j][0])}</td>")
-        head = "".join(f"<th>{escape(t)}</th>" for t in self.tokens)
+                    f"{escape(_shown_word(self.words[i][j][0]))}</td>")
+        head = "".join(f"<th>{escape(_shown_word(t))}</th>" for t in self.tokens)
         rows = "".join(f"<tr><th>{'embd' if i == 0 else i - 1}</th>{''.join(cell(i, j) for j in range(len(first[0])))}"
                        f"</tr>" for i in reversed(range(len(first))))
         return f"<table>{rows}<tr><th></th>{head}</tr></table>"

@@ -39,7 +39,7 @@ def save(m, path):
     parts += [leaf.bytes(at * row, n * row) for leaf, row, runs in _rows(m, text) for at, n in runs]
     parts = [bytes(part) for part in parts]
     exact = 0 if text is None or not m._weights_as_read else min(text.exact, len(ids))
-    header = json.dumps({"model": fingerprint(m), "kv_type": m.kv_type.name, "n_past": len(ids), "n_exact": exact,
+    header = json.dumps({"model": fingerprint(m), "kv_type": _kv_type(m), "n_past": len(ids), "n_exact": exact,
                          "n_bytes": sum(map(len, parts))}).encode()
     state = b"".join([MAGIC, LENGTH.pack(len(header)), header, *parts])
     state += LENGTH.pack(zlib.crc32(state))
@@ -71,6 +71,11 @@ def load(m, state):
     except BaseException:
         m.reset()
         raise
+
+
+def _kv_type(m):
+    """As load_model takes it."""
+    return m.kv_type.name if m.kv_type is m.v_type else f"{m.kv_type.name}/{m.v_type.name}"
 
 
 def copy_rows(m, copies):
@@ -157,8 +162,8 @@ def _checked(m, state, source):
         raise broken(f"n_past {n_past!r} and n_bytes {n_bytes!r} do not fit the {len(body)} bytes")
     if model != fingerprint(m):
         raise ModelError(f"{source} was saved from another model, or with other options of RoPE, than {m.file.path}")
-    if kv_type != m.kv_type.name:
-        raise ParamError(f"{source} has a cache of {kv_type!r}, the model one of {m.kv_type!r}; load the model with "
+    if kv_type != _kv_type(m):
+        raise ParamError(f"{source} has a cache of {kv_type!r}, the model one of {_kv_type(m)!r}; load the model with "
                          f"kv_type={str(kv_type).upper()!r}")
     if n_past > m.n_ctx:
         raise ParamError(f"{source} has {n_past} tokens, the context {m.n_ctx}; load the model with n_ctx={n_past} or "

@@ -1,7 +1,8 @@
 """What the system says of this machine: the processor's name, the cores a process may use, the memory left.
 
-Each fact is asked of Linux, macOS and Windows in its own way.  What a system does not tell is 0, "" or None: no
-question ends in an error.  Limits of a container (control groups) count as the machine's own.
+Each fact is asked of Linux, macOS and Windows in its own way.  What a system does not tell, or has no function for, is
+0, "" or None: no question ends in an error (`_unless_told`).  Limits of a container (control groups) count as the
+machine's own.
 """
 import ctypes
 import functools
@@ -14,6 +15,19 @@ import sys
 _CPUS = pathlib.Path("/sys/devices/system/cpu")
 _INTEL_CORES = pathlib.Path("/sys/devices/cpu_core/cpus")
 _CGROUPS = pathlib.Path("/sys/fs/cgroup")
+
+
+def _unless_told(unknown):
+    """Decorator: `unknown` where the system lacks the function, or answers what nobody expects."""
+    def of(question):
+        @functools.wraps(question)
+        def asked():
+            try:
+                return question()
+            except (AttributeError, ImportError, LookupError, OSError, TypeError, ValueError):
+                return unknown
+        return asked
+    return of
 
 
 def _text(path):
@@ -48,6 +62,7 @@ def _cgroup_files(name):
 
 # ---------------------------------------------------------------- the processor
 @functools.cache
+@_unless_told("")
 def processor_name():
     """In the system's words; "" where it does not tell (Linux on ARM)."""
     if sys.platform == "darwin":
@@ -77,6 +92,7 @@ _ARM_FEATURES = (
     (8, "FEAT_LSE", 34, ("lse",)), (15, "FEAT_LRCPC", 45, ("rcpc",)))
 
 
+@_unless_told(frozenset())
 def arm_features():
     """Features of this ARM processor in LLVM's words, from the system: LLVM itself finds few of them."""
     if sys.platform == "win32":
@@ -126,6 +142,7 @@ def _quota():
 
 
 @functools.cache
+@_unless_told(None)
 def _fast_cores():
     """The performance cores of a hybrid processor: a set of core numbers, a count, or None where all are alike."""
     if sys.platform == "darwin":
@@ -183,6 +200,7 @@ def total_nbytes():
     return min([total, *limits]) if total else 0
 
 
+@_unless_told((0, 0))
 def _system_memory():
     """(available, all) bytes of the machine."""
     if sys.platform == "win32":
@@ -203,6 +221,23 @@ def _macos_free_pages():
     words, n_words = (ctypes.c_uint32 * 64)(), ctypes.c_uint32(38)
     failed = libc.host_statistics64(libc.mach_host_self(), 4, words, ctypes.byref(n_words))
     return 0 if failed else words[0] + words[2]
+
+
+@_unless_told(0)
+def resident_nbytes():
+    """Bytes of this process that are in memory; 0: unknown."""
+    if sys.platform == "darwin":
+        words = (ctypes.c_uint64 * 12)()                # proc_taskinfo: virtual size, resident size, ...
+        nbytes = ctypes.sizeof(words)
+        told = ctypes.CDLL(None).proc_pidinfo(os.getpid(), 4, ctypes.c_uint64(0), words, nbytes)
+        return words[1] if told == nbytes else 0
+    if sys.platform == "win32":
+        kernel = ctypes.windll.kernel32
+        counters = (ctypes.c_size_t * 9)()              # PROCESS_MEMORY_COUNTERS: two 32-bit words, peak, working set
+        counters[0] = ctypes.sizeof(counters)
+        this = ctypes.c_void_p(-1)                      # GetCurrentProcess()
+        return counters[2] if kernel.K32GetProcessMemoryInfo(this, counters, ctypes.sizeof(counters)) else 0
+    return int(_text(pathlib.Path("/proc/self/statm")).split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _windows_memory():

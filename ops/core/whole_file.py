@@ -24,6 +24,8 @@ except ImportError:                             # Windows
 
 NEW_SECONDS = 1.0               # between making a file and locking it, at most
 
+_IN_USE = 5, 32, 33, 1224       # Windows: access denied, open elsewhere, locked, mapped
+
 
 @contextlib.contextmanager
 def whole_file(path, text=False, mode=0o666, durable=True, devices=True):
@@ -49,7 +51,7 @@ def whole_file(path, text=False, mode=0o666, durable=True, devices=True):
             if before and hasattr(os, "fchmod"):
                 os.fchmod(f.fileno(), before & mode)
             f.close()                           # a full disk may be noticed here, and open files have no new name
-            os.replace(f.name, path)
+            _replace(f.name, path)
     except OSError as e:
         if e.filename is not None and e.filename != path and os.path.dirname(str(e.filename)) != os.path.dirname(path):
             raise                               # the error is about another file that the block used
@@ -75,6 +77,18 @@ def whole_files(paths):
         _rename_all([(f.name, path) for f, path in zip(files, paths, strict=True)])
 
 
+def _replace(new, path):
+    """os.replace; Windows refuses it for a file that a program has open, mapped ones included."""
+    try:
+        os.replace(new, path)
+    except OSError as e:
+        if getattr(e, "winerror", None) not in _IN_USE:
+            raise
+        raise PermissionError(errno.EACCES, "it is in use, and Windows replaces no such file; free the model that was "
+                              "loaded from it (m.free()), close other programs that read it, or choose another name",
+                              path) from e
+
+
 def _rename_all(pairs):
     """Rename each file to its path, or none."""
     done, aside = [], {}
@@ -85,16 +99,20 @@ def _rename_all(pairs):
                 try:
                     os.link(path, old, follow_symlinks=False)
                 except OSError:                 # a file system without links
-                    os.replace(path, old)
+                    _replace(path, old)
                 aside[path] = old
-            os.replace(new, path)
+            _replace(new, path)
             done.append(path)
     except BaseException:
         for path in {*done, *aside}:
-            if path in aside:
-                os.replace(aside[path], path)
-            else:
+            if path not in aside:
                 os.unlink(path)
+                continue
+            try:
+                os.replace(aside[path], path)
+            except PermissionError:
+                if path in done:
+                    raise               # else in use, on Windows, and as it was
         raise
     finally:
         for old in aside.values():              # also after an error: two links to one file are not renamed

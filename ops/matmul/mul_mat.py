@@ -175,7 +175,8 @@ def dot_shape(type, k, m, n, exact=False):
         rows, prefetch = choices.tile(type)
         if type.quantized:
             return DotShape(rows, 1, dot.unroll, prefetch)
-        return DotShape(max(rows, 4 if column_nbytes > L1_NBYTES else 1), 1, dot.unroll, prefetch)
+        rows = max(rows, 4 if column_nbytes > L1_NBYTES else 1)
+        return DotShape(rows, 1, dot.unroll if rows == 1 else 2, prefetch)
     if choices.are_apart():             # sums of one unroll are the same in tiles of any height and width
         return DotShape(1, min(n, APART_COLUMNS), dot_shape(type, k, m, 1, exact).unroll)
     if n == 2 and 2 * column_nbytes <= L1_NBYTES:

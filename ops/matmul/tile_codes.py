@@ -10,8 +10,9 @@ the group, or its halves where these have scales of their own.  The panel of b h
     c += scale[part] d (word + sum u q)            or            c += scale d sum(u q) + offset word
 
 AVX-512 sums quads by VNNI.  NEON does by sdot, whose second operand may be a lane: 16 codes of a row are one load, and
-codes have signs.  AVX2 sums pairs in 16 bits, as many of them as the largest code allows, before it widens; it has no
-tile for codes of more than six bits or with signs: those types use the float tile there, and all without sdot.
+codes have signs; with smmla, which multiplies two rows by two columns, the panel holds eights of codes.  AVX2 sums
+pairs in 16 bits, as many of them as the largest code allows, before it widens; it has no tile for codes of more than
+six bits or with signs: those types use the float tile there, and all do without sdot.
 """
 import functools
 
@@ -20,7 +21,17 @@ from ggjit.ops.matmul import tile as panels
 from ggjit.ops.matmul.tile import LDC, NL, Tail, Tile
 from ggjit.ops.native import isa, neon
 from ggjit.ops.native.jit import inline, ir_function
-from ggjit.ops.native.lanes import bitcast_ir, dpbusd_ir, i64, int_to_float_ir, madd_ir, maddubs_ir, splat_const, zero
+from ggjit.ops.native.lanes import (
+    bitcast_ir,
+    dpbusd_ir,
+    i32,
+    i64,
+    int_to_float_ir,
+    madd_ir,
+    maddubs_ir,
+    splat_const,
+    zero,
+)
 from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.native.simd import (
     B,
@@ -63,8 +74,13 @@ def _make_pack_y(layout, spread=1):
     big = isinstance(layout.blocks, Super)
     step = 256 if big else 32
 
-    def put_group(b, q, d, dst):
-        panels.put_quads_ir(b, q, dst, spread)
+    def put_group(b, q, d, dst, codes):
+        if eights:
+            quarters = bitcast_ir(b, b.trunc(q, vec_ir("i8", 32)), "i64", 4)
+            for i in range(4):
+                store_ir(b, b.extract_element(quarters, i32(i)), b.add(codes, i64(8 * NL * i)), 4)
+        else:
+            panels.put_quads_ir(b, q, codes, spread)
         ds = splat_ir(b, d, spread)
         if layout.words:
             n = 32 // layout.parts
@@ -75,22 +91,37 @@ def _make_pack_y(layout, spread=1):
                 store_ir(b, word, b.add(dst, i64(layout.y_word + 4 * NL * i)), 4)
         store_ir(b, ds, b.add(dst, i64(layout.y_d)), 4)
 
-    @ir_function
-    def put(b, src, dst):
+    def put_all(b, src, dst, codes):
         if big:
             groups, d = activations_ir(b, src)
         else:
             q, d = activation_ir(b, src)
             groups = [q]
         for g, q in enumerate(groups):
-            put_group(b, q, d, b.add(dst, i64(layout.y_nbytes * g)))
+            at = b.add(dst, i64(layout.y_nbytes * g))
+            put_group(b, q, d, at, at if codes is dst else b.add(codes, i64(layout.y_nbytes * g)))
+
+    @ir_function
+    def put(b, src, dst):
+        put_all(b, src, dst, dst)
+
+    @ir_function
+    def put_eights(b, src, unit, j):
+        """Half of a panel of NEON, four columns: eights of columns 0 and 1, those of the other half, 2 and 3."""
+        pair, odd = b.lshr(j, i64(1)), b.and_(j, i64(1))
+        codes = b.add(unit, b.add(b.mul(pair, i64(4 * NL)), b.mul(odd, i64(8))))
+        put_all(b, src, b.add(unit, b.mul(j, i64(4))), codes)
     y_nbytes, dst_step = layout.y_nbytes, step // 32 * layout.y_nbytes
+    eights = neon.HAS_SMMLA
 
     @inline
     def pack_y(src, stride, k, cols, dst):
         for j in range(cols):
             for i in range(k // step):
-                put(src + j * stride + 4 * step * i, dst + i * dst_step + 4 * spread * j)
+                if eights:
+                    put_eights(src + j * stride + 4 * step * i, dst + i * dst_step, j)
+                else:
+                    put(src + j * stride + 4 * step * i, dst + i * dst_step + 4 * spread * j)
         panels.blank_columns(spread * cols, k // 32, y_nbytes, dst)
     return pack_y
 
@@ -236,16 +267,40 @@ def _make_neon_multiply(layout, n_rows, n_vectors, ldw):
     def columns(b, y, offs, t):
         return [load_ir(b, b.add(y, i64(offs + B * h)), t, B) for h in range(n_vectors)]
 
-    def add_part(b, w, y, acc, part, dy):
+    def rows_of_codes(b, w, line):
+        return [load_ir(b, b.add(w, i64(r * ldw + 16 * line)), iv, 4) for r in range(n_rows)]
+
+    def quad_sums(b, w, y, part):
         q = [zero("i32", 4)] * n_acc
         for line in range(lines * part, lines * (part + 1)):
-            ws = [load_ir(b, b.add(w, i64(r * ldw + 16 * line)), iv, 4) for r in range(n_rows)]
+            ws = rows_of_codes(b, w, line)
             for t in range(4):
                 ys = [bitcast_ir(b, v, "i8", 16) for v in columns(b, y, 4 * NL * (4 * line + t), iv)]
                 for r in range(n_rows):
                     four = bitcast_ir(b, shuffle_ir(b, ws[r], ws[r], [t] * 4), "i8", 16)
                     for h in range(n_vectors):
                         q[r * n_vectors + h] = neon.quads_ir(b, q[r * n_vectors + h], ys[h], four)
+        return q
+
+    def matrix_sums(b, w, y, part):
+        """Of two rows and two columns in a register, which two registers of a row's columns are made of at last."""
+        low, high = [0, 1, 4, 5], [2, 3, 6, 7]
+        pairs, q = 2 * n_vectors, [zero("i32", 4)] * n_acc
+        for line in range(lines * part, lines * (part + 1)):
+            ws = rows_of_codes(b, w, line)
+            for t, half in enumerate((low, high)):
+                at = [8 * NL * (2 * line + t) + 4 * NL * (c % 2) + B * (c // 2) for c in range(pairs)]
+                ys = [bitcast_ir(b, load_ir(b, b.add(y, i64(offs)), iv, B), "i8", 16) for offs in at]
+                for r in range(0, n_rows, 2):
+                    eights = bitcast_ir(b, shuffle_ir(b, ws[r], ws[r + 1], half), "i8", 16)
+                    for c in range(pairs):
+                        i = r // 2 * pairs + c
+                        q[i] = neon.matrix_ir(b, q[i], eights, ys[c])
+        return [shuffle_ir(b, q[r // 2 * pairs + 2 * h], q[r // 2 * pairs + 2 * h + 1], high if r % 2 else low)
+                for r in range(n_rows) for h in range(n_vectors)]
+
+    def add_part(b, w, y, acc, part, dy):
+        q = matrix_sums(b, w, y, part) if neon.HAS_SMMLA else quad_sums(b, w, y, part)
         word = columns(b, y, layout.y_word + 4 * NL * part, fv) if layout.offsets else None
         for r in range(n_rows):
             scale = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * part)), 4)

@@ -39,6 +39,7 @@ from numba.extending import intrinsic
 from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.interrupts import defer_interrupts
 from ggjit.ops.core.locks import ForkLock
+from ggjit.ops.core.settings import asked_isa
 from ggjit.ops.core.user_warnings import warn
 from ggjit.ops.native import cache_files, isa, waiting
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, codegen, unknown
@@ -205,6 +206,18 @@ def _no_collection():
             gc.enable()
 
 
+def shortfall():
+    """A line about what this machine lacks; "" where it has what kernels and threads are written for, or where the
+    generic kernels were asked for."""
+    lacks = []
+    if isa.ISA == "generic" and asked_isa() != "generic":
+        sets = ", ".join(name for name in isa.NAMES if name != "generic")
+        lacks.append(f"the processor ({isa.PROCESSOR}) has none of {sets}: kernels are the generic ones")
+    if not waiting.WAY:
+        lacks.append(f"{sys.platform} has no way to sleep on a word that ggjit knows: idle threads wait in Python")
+    return f"{'; '.join(lacks)}; all results are right, and slower" if lacks else ""
+
+
 class _ObjectCache:
     """Object code on disk, one file a function; unwritable places degrade to compiling, with one warning."""
 
@@ -218,6 +231,8 @@ class _ObjectCache:
         self._warned = False
 
     def _codegen(self):
+        if shortfall():
+            warn(shortfall())
         from numba.core.runtime import rtsys
         rtsys.initialize(cpu_target.target_context)      # objects refer to NRT symbols; LLVM aborts without them
         for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals"):

@@ -247,7 +247,12 @@ def test_caches_that_keep_the_window_are_as_good_as_whole_ones(name, tmp_path, m
 ATTENTION = [n for n in DECODERS if n not in ("mamba", "mamba2", "deepseek2") and "rwkv" not in n]
 
 
-@pytest.mark.parametrize("name", sampled([(n,) for n in ATTENTION], lambda case: [DECODERS[case[0]].__module__]))
+MORE = (("Q4_1", True, 0.3), ("IQ4_NL", True, 0.3), ("Q5_0", True, 0.15), ("Q5_1", True, 0.15),
+        ("Q8_0/Q4_0", True, 0.3), (("Q4_0", "Q8_0"), True, 0.3))
+
+
+@pytest.mark.parametrize("name", ["llama", *sampled([(n,) for n in ATTENTION if n != "llama"],
+                                                    lambda case: [DECODERS[case[0]].__module__])])
 def test_quantised_caches(name, tmp_path):
     """As good as their type, one by one and in batches, with flash attention and without."""
     arch_files.write(shared("tools"), name, tmp_path / "m.gguf", embd=128)
@@ -258,11 +263,27 @@ def test_quantised_caches(name, tmp_path):
             m.reset()
             return whole, np.stack([m.decode([i % m.n_vocab]) for i in IDS])
     want = logits()[0]
-    for kv_type, flash, bound in (("Q8_0", True, 0.02), ("Q4_0", True, 0.3), ("Q8_0", False, 0.02)):
+    for kv_type, flash, bound in (("Q8_0", True, 0.02), ("Q4_0", True, 0.3), ("Q8_0", False, 0.02),
+                                  *(MORE if name == "llama" else ())):
         whole, single = logits(kv_type=kv_type, flash=flash)
         # not the largest difference: a router may pick another expert
         assert np.median(abs(whole - want)) <= bound * want.std()
         assert np.median(abs(single - whole)) <= bound / 4 * want.std()
+
+
+def test_keys_and_values_may_have_different_types(tmp_path):
+    arch_files.write(shared("tools"), "llama", tmp_path / "m.gguf", embd=128)
+    with loaded(tmp_path / "m.gguf", kv_type="Q8_0/IQ4_NL") as m:
+        assert {leaf.name.split()[0]: leaf.type for kept in m.cache for leaf in kept} == {"k": gg.Q8_0, "v": gg.IQ4_NL}
+        m.decode([1, 2, 3])
+        state, want = m.save_state(), m.decode([4])
+        m.load_state(state)
+        np.testing.assert_array_equal(m.decode([4]), want)
+    with loaded(tmp_path / "m.gguf", kv_type="Q8_0") as m, pytest.raises(gg.ParamError, match="kv_type=.Q8_0/IQ4_NL"):
+        m.load_state(state)
+    for bad, words in (("Q8_0/Q4_0/F16", "one of keys and one of values"), ("Q8_0/Q2_K", "kv_type"), ((), "one of")):
+        with pytest.raises(gg.ParamError, match=words):
+            loaded(tmp_path / "m.gguf", kv_type=bad)
 
 
 # ---------------------------------------------------------------- what was read by another network

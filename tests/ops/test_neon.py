@@ -23,9 +23,10 @@ ALL = {level: {
     **{f"{name}:1": (BYTES[level],) for name in ("q8_0", "q4_0", "q5_1", "q4_K", "q6_K", "q2_K", "tq2_0", "q1_0")},
     **{f"{name}:1": (BYTES[level], r"\ttbl\t") for name in ("iq4_nl", "iq4_xs", "mxfp4", "nvfp4")},
     "f32:64": (FMA_LANE,), "repacked-f32:8": (FMA_LANE,),
-    **({f"{name}:{n}": (SDOT_LANE,) for name, n in (
-        ("q4_0", 64), ("q8_0", 64), ("q4_K", 64), ("iq2_s", 17), ("repacked-q4_0", 1), ("repacked-q4_0", 64),
-        ("repacked-q8_0", 3), ("repacked-q4_K", 1), ("repacked-q6_K", 64))} if level != "neon" else {}),
+    **({f"{name}:{n}": (r"\tsmmla\t" if level == "neon-v8.6" else SDOT_LANE,) for name, n in (
+        ("q4_0", 64), ("q8_0", 64), ("q4_K", 64), ("iq2_s", 17))} if level != "neon" else {}),
+    **({f"repacked-{name}:{n}": (SDOT_LANE,) for name, n in (
+        ("q4_0", 1), ("q4_0", 64), ("q8_0", 3), ("q4_K", 1), ("q6_K", 64))} if level != "neon" else {}),
 } for level in BYTES}
 DRAWN = sampled([(level, name) for level, names in ALL.items() for name in names],
                 lambda case: [(case[0], *ALL[case[0]][case[1]])],

@@ -84,8 +84,8 @@ def add_files(c, what="a GGUF"):
     c.add_argument("--split-max-size", type=nbytes, metavar="SIZE", help="several files of at most 500M, 2G, ...")
 
 
-def add_data(c):
-    c.add_file("--data", required=True, metavar="FILE", help="a text, UTF-8")
+def add_data(c, required=True):
+    c.add_file("--data", required=required, metavar="FILE", help="a text, UTF-8")
     c.add_argument("-c", "--n-ctx", type=positive, default=512, metavar="N", help="tokens of a chunk (512)")
     c.add_argument("--chunks", type=positive, default=None, metavar="N", help="the first N chunks (all)")
 
@@ -110,7 +110,10 @@ def add_strict(c):
 
 
 def add_kv_type(c):
-    c.add_argument("--kv-type", default="F16", metavar="TYPE", help="type of the KV cache: F16 or F32 (F16)")
+    c.add_argument("--kv-type", default="F16", metavar="TYPE",
+                   help="type of the KV cache: F16, F32, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL; Q8_0/Q4_0: of "
+                   "keys and of values (F16)")
+
 
 
 def add_gpu(c):

@@ -20,7 +20,7 @@ def main(argv=None):
     if sys.stderr is None:                  # stderr was closed by the caller
         sys.stderr = open(os.devnull, "w")
     if hasattr(sys.stdout, "reconfigure"):              # not where a notebook or a test has put another in its place
-        sys.stdout.reconfigure(errors="replace")        # a terminal that cannot show a character shows ? instead
+        sys.stdout.reconfigure(**_output())
     argv = sys.argv[1:] if argv is None else argv
     if not argv:
         print(try_first(), file=sys.stderr)
@@ -32,6 +32,16 @@ def main(argv=None):
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _output(system=sys.platform, environment=os.environ):
+    """How texts are written: a character that a terminal cannot show is shown as ?.
+
+    Windows writes into pipes and files in the code page of the country, which lacks most characters: UTF-8 instead,
+    unless PYTHONIOENCODING says otherwise.
+    """
+    encoding = {"encoding": "utf-8"} if system == "win32" and "PYTHONIOENCODING" not in environment else {}
+    return {"errors": "replace", **encoding}
 
 
 def _status(run, args):

@@ -144,7 +144,8 @@ def make_rows_of(format):
 
 # ---------------------------------------------------------------- kernel
 class _Shape(NamedTuple):
-    """Of a product's tiles.  narrower: some have one column less; unpacks: codes are unpacked once for all columns."""
+    """Sizes of a product's tiles.  narrower: some have one column less; unpacks: codes are unpacked once for all
+    columns."""
     n_columns: int
     narrower: bool
     n_groups: int
