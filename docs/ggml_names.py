@@ -108,7 +108,9 @@ ggml_backend_buffer_copy_tensor | gg.Buffer.copy_tensor |
 ggml_backend_buffer_(get_base|get_size|get_usage|get_type|name|init) | gg.Buffer | .base .size .usage .buft
 ggml_backend_buffer_(get_alignment|get_max_size|get_alloc_size|is_host) | gg.BufferType | buf.buft
 ggml_backend_(multi_buffer_\w+|buffer_is_multi_buffer) | gg.MultiBuffer |
-ggml_backend_(meta_\w+|\w+_is_meta|is_meta) | - | tensor parallelism over several devices: none
+ggml_backend_meta_device | gg.meta_device |
+ggml_backend_meta_split_axis_name | gg.meta_split_axis_name |
+ggml_backend_(meta_\w+|\w+_is_meta|is_meta) | gg.MetaDevice | .devices; its backends' .backends; .type is "meta"
 ggml_backend_dev_(buffer_type|host_buffer_type|buffer_from_host_ptr|memory) | gg.Device.\1 |
 ggml_backend_dev_(offload_op|supports_buft|supports_op) | gg.Device.\1 |
 ggml_backend_dev_init | gg.Device.init_backend |

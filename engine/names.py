@@ -34,6 +34,8 @@ from ggjit.graphs.backward import (
 from ggjit.graphs.copying import GraphCopy, compare_graph_backend, graph_copy
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.tensor_allocators import Allocr, BumpAllocator, TensorAllocator
+from ggjit.meta.device import MetaDevice, meta_device
+from ggjit.meta.split import meta_split_axis_name
 from ggjit.ops.core import errors
 from ggjit.ops.core.progress import show_in as _show_in
 from ggjit.ops.core.typed_errors import typed_errors as _typed_errors

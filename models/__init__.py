@@ -28,4 +28,5 @@ from ggjit.models.networks.finetune import finetune
 from ggjit.models.networks.fit import fit
 from ggjit.models.networks.load import load_model
 from ggjit.models.networks.silero import load_vad
+from ggjit.models.networks.tensor_split import tensor_split
 from ggjit.models.speech.speech import load_speech
