@@ -164,7 +164,7 @@ class MeasureReport:
 
     @functools.cached_property
     def saving(self):
-        """Of gg.measure: the Saving of planner "best" over ggml's or this one; else None."""
+        """In a report of gg.measure: the Saving of planner "best" over ggml's or this one.  Else None."""
         return self.find_saving()
 
     @classmethod

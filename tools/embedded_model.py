@@ -106,7 +106,7 @@ def first_weights(seed):
 
 
 def rate(n_steps):
-    """Up for N_WARM_UP steps, slowly down along a cosine, in the last quarter straight down to little."""
+    """Learning rate: up for N_WARM_UP steps, down along a cosine, in the last quarter straight down to little."""
     def at(step):
         slow = 0.55 + 0.45 * math.cos(math.pi * (step / (1.5 * n_steps)))
         last = max(0.0, step / n_steps - 0.75) / 0.25

@@ -185,7 +185,7 @@ def _least(w, i):
 
 @exact
 def _one_at(w, i, price):
-    """One of the offsets of buffer i, but its own, with that price."""
+    """An offset with that price for buffer i, other than its own."""
     n_ties, at, row = np.int64(0), np.int64(-1), i * (w.cap + 1)
     for x in range(w.cap - w.size[i] + 1):
         if w.price[row + x] == price and x != w.offset[i]:

@@ -190,7 +190,7 @@ def _storage_uses(g, b):
 
 @exact
 def _random_words(b):
-    """By xorshift."""
+    """Random words, by xorshift."""
     x = np.int64(88172645463325252)
     for i in range(b.n):
         x ^= x << 13

@@ -66,7 +66,7 @@ class NullBufferType(BufferType):
 
 
 class NullDevice(Device):
-    """No hardware at all."""
+    """A device without hardware: plans and measures, computes nothing."""
     description, type = "plans, measures and schedules; computes nothing", TYPE_NULL
 
     def __init__(self, name="NULL", size=None, host=False):

@@ -126,7 +126,7 @@ class RemoteBackend(Backend):
         return self.device.read_async(*t.buffer.at(t, offset), nbytes) if nbytes else b""
 
     def copy_tensor_async(self, src, dst, src_backend=None):
-        """From workers and host memory, in the order of both streams; False for other memory."""
+        """Copy from workers and host memory, in the order of both streams; False for other memory."""
         a, b = src.buffer, dst.buffer
         if not isinstance(b, RemoteBuffer) or b.device is not self.device:
             return False
@@ -144,7 +144,7 @@ class RemoteBackend(Backend):
             event.stream, event.answer = device.stream, answer
 
     def event_wait(self, event):
-        """Of the same stream: nothing to wait for.  Of another worker: until it was reached."""
+        """Wait until an event of another worker was reached.  One of the same stream needs no waiting."""
         if event.stream is not None and event.stream is not self.device.stream:
             event.stream.wait(event.answer)
 

@@ -211,7 +211,7 @@ class RemoteDevice(Device):
             return stream, arena
 
     def release(self, stream, arena):
-        """From a finalizer too, which may run in any thread at any time: it is freed with the next message."""
+        """Have a remote arena freed with the next message.  Finalizers call this, in any thread at any time."""
         self._freed.append((stream, arena))
 
     def _collect(self):
@@ -291,7 +291,7 @@ class RemoteDevice(Device):
             return found
 
     def _bounded(self, answer):
-        """At most IN_FLIGHT frames are on their way."""
+        """Wait until at most IN_FLIGHT large messages are unanswered; returns `answer`."""
         if len(self._sent) > IN_FLIGHT:
             self.stream.wait(self._sent[-1 - IN_FLIGHT])
         return answer

@@ -89,7 +89,7 @@ class GraphCache:
 
 @functools.cache
 def kernels_digest():
-    """Of all sources of ops: equal on both sides, or results could differ."""
+    """Hash of all sources of ops.  Where the two sides differ in it, results could differ."""
     root = pathlib.Path(ggjit.ops.__file__).parent
     h = hashlib.blake2b(digest_size=8)
     for path in sorted(root.rglob("*.py")):

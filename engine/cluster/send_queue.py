@@ -15,7 +15,7 @@ ROOM_SECONDS = 10.0             # how long `put` waits for room
 
 
 class SendQueue:
-    """Of one driver; used by its session, in whatever thread that runs, and by those of the workers that fetch."""
+    """Bytes that wait to be fetched, of one driver; its session and other workers' threads use it at once."""
 
     def __init__(self):
         self._held = collections.OrderedDict()          # {number: bytes, None: they could not be computed}

@@ -208,7 +208,7 @@ class Session:
         span.buffer.set_tensor(span, payload, 0)
 
     def sink(self, message, nbytes):
-        """Where the payload of a message is read to: that of a single SET, to its place."""
+        """The memory that a message's payload is read into: the tensor's own for a single large SET, else None."""
         op = message[1][0] if isinstance(message, list) and len(message) == 2 and isinstance(message[1], list) \
             and len(message[1]) == 1 else None
         if nbytes < wire.SMALL_NBYTES or not isinstance(op, list) or op[:1] != [p.SET] or op[-1] != nbytes:

@@ -355,7 +355,8 @@ class Listener:
                 self._handshakes.popleft().end()
 
     def _admit(self, conn):
-        """It has greeted: one of the MAX_CONNECTIONS from now on.  Errors: ConnectionError where there is no room."""
+        """Count a connection that has greeted as one of the MAX_CONNECTIONS.  Errors: ConnectionError where there is
+        no room."""
         self._end_handshake(conn)
         with self._lock:
             if len(self._admitted) >= MAX_CONNECTIONS:
@@ -367,7 +368,7 @@ class Listener:
             self._handshakes.remove(conn)
 
     def stop(self):
-        """No new connections; a second call does nothing."""
+        """Take no new connections; a second call does nothing."""
         if self._scheme == "inproc":
             _inproc.pop(self._location, None)
         else:

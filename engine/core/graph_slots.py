@@ -25,7 +25,7 @@ class _Runs:
         return plan
 
     def of(self, plan):
-        """Its run, or None."""
+        """The run of a plan, or None."""
         return self._of.get(id(plan), (None, None))[1]
 
     def forget(self, plan):

@@ -25,7 +25,7 @@ def announce(kernels):
 
 
 def missing(kernels):
-    """Those that are neither in this process nor in the cache's folder nor shipped."""
+    """The kernels that are neither in this process nor in the cache's folder nor shipped."""
     folder = cache_dir() / "kernels"
     files = {(name, modules): f"{name}-{sources_key(tuple(sorted(modules)))}.o"
              for name, modules in dict.fromkeys(kernels) if (name, modules) not in CACHE.addresses}

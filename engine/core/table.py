@@ -155,7 +155,7 @@ class Table:
         return mine
 
     def release(self, refs):
-        """These rows may be used again, though handles on them are left."""
+        """Let these rows be used again, though handles on them may be left."""
         with self._lock:
             self._recycle(refs)
             refs.clear()

@@ -44,7 +44,7 @@ class RepackBuffer(HostBuffer):
         self.hold(t.offs, t.type, t.ne[0], t.ne[1] * t.ne[2])
 
     def hold(self, offs, type, k, m):
-        """From now on a [k, m] matrix lies at byte `offs`, and nothing else where it lies.  m: of all experts."""
+        """Note that a [k, m] matrix lies at byte `offs`, in place of whatever lay there.  m: of all experts."""
         end = offs + type.row_nbytes(k) * m
         self._shapes = {at: shape for at, shape in self._shapes.items() if at >= end or at + _nbytes(shape) <= offs}
         self._shapes[offs] = type, k, m

@@ -234,7 +234,7 @@ class CUDADevice(Device):
                 (function if callable(function) else getattr(driver(), function))(held)
 
     def destroy_stream(self, of_backend):
-        """For `release`.  of_backend: (stream, [host memory that its work may use])."""
+        """Destroy a stream; `release` calls it.  of_backend: (stream, [host memory that its work may use])."""
         stream, held = of_backend
         self._streams.remove(stream)
         driver().cuStreamDestroy(stream)
@@ -328,7 +328,7 @@ class CUDABackend(Backend):
         return isinstance(buf, CUDABuffer) and buf.buft.device is self.device
 
     def copy_tensor_async(self, src, dst, src_backend=None):
-        """On the source's stream, after what this one submitted before; this one goes on when the copy is done."""
+        """Copy on the source's stream, after what this one submitted before; this stream goes on when it is done."""
         a, b = src.buffer, dst.buffer
         if not (isinstance(src_backend, CUDABackend) and src_backend._mine(a) and self._mine(b)):
             return False

@@ -66,7 +66,7 @@ class Cell:
 
 
 def place():
-    """Where the line goes: a Cell, a Terminal or None."""
+    """The object that shows the line: a Cell, a Terminal or None."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if getattr(shell, "kernel", None) is not None:
         return Cell(shell)

@@ -101,7 +101,7 @@ class _Task:
 
 
 def place():
-    """Where the line about a work goes: among the bars, if there are some."""
+    """The object that shows the line about a work: a task among the bars, if there are some."""
     return _Task() if _display.active else compile_notice.place()
 
 

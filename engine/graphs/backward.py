@@ -185,7 +185,7 @@ def build_backward_expand(ctx, graph, grad_accs=None):
 
 
 def _check_accumulators(accumulators, wanted):
-    """Each is F32, of the shape of a parameter of the graph, and memory of its own."""
+    """Check that each is F32, of a parameter's shape, and has memory of its own."""
     used = {}                                           # {base id: [(tensor, parameter that needs its memory)]}
     for w in wanted:
         used.setdefault(w.base.id, []).append((w, w))
@@ -345,7 +345,7 @@ class _Writers:
         return self.at.get(s.id, -1 if s.op == OP.NONE else len(self.at))
 
     def check(self, found):
-        """No new node reads a tensor whose memory was written after it was computed."""
+        """Check that no new node reads a tensor whose memory was written after it was computed."""
         if not self.of:
             return
         seen, todo = set(), list(found)

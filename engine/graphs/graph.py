@@ -63,7 +63,7 @@ class Graph(HtmlRepr):
 
     if not TYPE_CHECKING:               # checkers would take every attribute for granted
         def __getattr__(self, name):
-            """Only of what a graph lacks."""
+            """An AttributeError with a hint; called for names that a graph lacks."""
             raise AttributeError(f"a Graph has no attribute {name!r}{of_a_graph(name)}", name=name, obj=self)
 
     @classmethod
@@ -92,7 +92,7 @@ class Graph(HtmlRepr):
         self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
 
     def _keep(self, tensors):
-        """Their values stay to the end of a run; for views that means the memory of their bases."""
+        """Keep the tensors' values to the end of a run; of views, the memory of their bases is kept."""
         ids = {x.id for t in tensors for x in (t, t.base)}
         self.__dict__["output_ids"] = fixed_array(np.array(sorted(ids), np.int64))
 

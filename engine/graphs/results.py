@@ -125,7 +125,7 @@ class RunResults(Results):
 
     @classmethod
     def of(cls, plan):
-        """Of a plan of engine/graphs/graph_plan.py that has just run."""
+        """The Results of a plan of engine/graphs/graph_plan.py that has just run."""
         left = cls(plan.placement.where)
         positions, rows, writers = plan._spans
         left._positions, left._spans = plan._positions, (positions, rows, [weakref.ref(t) for t in writers])
@@ -134,7 +134,7 @@ class RunResults(Results):
 
     @classmethod
     def of_graph(cls, graph):
-        """Of a backend without plans, which stores every node where the graph's placement says."""
+        """The Results of a backend without plans, which stores every node where the graph's placement says."""
         left = cls(graph.placement.where)
         left._set_spans(graph.nodes)
         return left
@@ -170,7 +170,7 @@ class SharedResults(RunResults):
     """What the runs of a graph left in memory; other graphs may compute there as well."""
 
     def begin(self):
-        """From here on the memory is this run's: readers of other runs see it (`_lost`)."""
+        """Mark the memory as this run's from now on: readers of other runs see it (`_lost`)."""
         for buf in {id(b): b for b, _ in self._places.values()}.values():
             buf.last_plan = weakref.ref(self)
 

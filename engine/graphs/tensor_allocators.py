@@ -212,7 +212,7 @@ class Allocr(Handle):
 
     @classmethod
     def new_measure(cls, alignment=32):
-        """For host memory that is not there yet."""
+        """An allocator for host memory that is not there yet: it measures."""
         return cls(TensorAllocator(HOST, alignment=alignment))
 
     @classmethod

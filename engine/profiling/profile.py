@@ -169,7 +169,7 @@ class Profile(HtmlRepr):
 
     @staticmethod
     def remarks(lines):
-        """What has to be said of rows of a table: why a roofline is left behind."""
+        """Remarks below the table: why a row stays behind its roofline."""
         return [CACHED] if any("cached" in row for row in lines) else []
 
     def __repr__(self):

@@ -155,7 +155,7 @@ class Explanation:
 
 
 def split_html(s):
-    """One of a scheduler's splits."""
+    """HTML of one of a scheduler's splits."""
     rows = ((label(t), op_name(t), repr(t.type), t.shape, f"{t.nbytes:,}") for t in s.nodes)
     return facts(f"Split on {s.backend.name}", (
         ("nodes", f"{len(s.nodes)}, from number {s.start} of the graph"),

@@ -26,7 +26,7 @@ class Reordered:
 
 @dataclasses.dataclass(frozen=True)
 class AllocDep:
-    """On the backend with this number, the memory of a tensor is kept until a node has run."""
+    """A request of the backend with this number: a tensor's memory is kept until a node has run."""
     backend: int
     tensor_id: int
     until_id: int

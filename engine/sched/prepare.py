@@ -41,7 +41,7 @@ class SchedSettings:
     leaves: list = dataclasses.field(default_factory=list)
 
     def forget(self):
-        """No pins, and the leaves have no memory again."""
+        """Forget all pins and take the memory of the leaves back."""
         leaves = self.leaves[:]
         self.leaves.clear()
         self.pins.clear()

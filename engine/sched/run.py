@@ -321,7 +321,7 @@ class Run(Results):
         return parts
 
     def spoil(self, error):
-        """After an error there are no results, and what the copies hold is not known."""
+        """Note an error: there are no results, and what the copies hold is not known."""
         self.failed = repr(error)
         self.forget_copies()
 

@@ -284,7 +284,7 @@ class Scheduler(Handle):
             self._computing = False
 
     def _bring_to_rest(self):
-        """After an error: let every stream come to rest; their own errors follow from the first."""
+        """After an error, let every stream come to rest.  Errors of streams are dropped: they follow from the first."""
         for b in self.support.backends:
             with contextlib.suppress(Exception):
                 b.synchronize()

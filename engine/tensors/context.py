@@ -76,7 +76,7 @@ class Context(HtmlRepr):
 
     @property
     def tensors(self):
-        """Those that are alive, in order of creation."""
+        """The tensors that are alive, in order of creation."""
         return [t for t in [ref() for ref in self._refs] if t is not None]
 
     @property

@@ -205,7 +205,7 @@ class Training(Evaluator):
                                 f"{describe(w)} holds values that are not finite before the first step; set it anew")
 
     def culprit(self):
-        """Where the first value that is not finite appeared, in words."""
+        """Text that says where the first value that is not finite appeared."""
         backend = init_backend("CPU", fuse=0)               # without fusion every node's result exists
         for graph in (Graph(self.loss), Graph(self.loss, *self.gradients)):
             GraphAllocator(backend).alloc_graph(graph)

@@ -138,7 +138,7 @@ class Attention:
         return gg.scale(y, self.out_scale) if self.out_scale else y
 
     def _reading(self, g, n, w, i):
-        """With the keys and values of another layer."""
+        """The mixer's graph where it reads the keys and values of another layer."""
         q = gg.reshape_3d(gg.set_name(linear(w["attn_q"], n), f"Qcur-{i}"), self.d_head, self.n_head, g.n_tokens)
         q = self._rotated(g, self._normed(g, q, "Q", w, i) if self.qk_norm else q, "Q", w, i)
         o = self._attend(g, gg.permute(q, 0, 2, 1, 3), *g.shared["keys and values", self.kv_of], w, i)

@@ -54,7 +54,7 @@ class Loader:
         return any(map(self.has, names)) or None
 
     def ignore(self, *names):
-        """These tensors change nothing."""
+        """Note tensors that change nothing, so that they count as used."""
         self._used.update(names)
 
     def rope_factors(self, rope):

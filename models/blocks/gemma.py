@@ -15,7 +15,7 @@ from ggjit.models.blocks.moe import Mixture
 
 @dataclasses.dataclass(frozen=True)
 class LayerEmbeddings:
-    """Embeddings of the tokens for every layer; a frame around the blocks (Description)."""
+    """Embeddings of the tokens that every layer gets.  As a frame it is built around the blocks (Description)."""
     n: int
     n_layer: int
 

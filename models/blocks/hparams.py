@@ -46,7 +46,7 @@ class Rope:
 
     @property
     def non_rotary_name(self):
-        """Of the input that holds `non_rotary_factors`."""
+        """Name of the input that holds `non_rotary_factors`."""
         return f"rope_non_rotary_{self.n_non_rotary}"
 
     @property

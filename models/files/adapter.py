@@ -78,7 +78,7 @@ class Adapter:
 
     @property
     def copies(self):
-        """Those that are not its file."""
+        """Its buffers in memory of their own, not mapped from its file."""
         return self._weights.copies if self.is_file else self.buffers
 
     def save(self, path):

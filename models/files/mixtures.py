@@ -162,7 +162,7 @@ class _Rules:
         return self._fitting(info, chosen)
 
     def _fitting(self, info, t):
-        """`t`, or a type whose block divides the row."""
+        """`t`; where its block does not divide the row, the type of SHORTER_BLOCKS, or F16."""
         if info.ne[0] % t.block == 0:
             return t
         if t.name not in SHORTER_BLOCKS and t.block > 32:

@@ -273,7 +273,7 @@ def _places(search):
 
 
 def _others(search, chosen, tried):
-    """Those that were tried, and those next to the choice, with reasons."""
+    """The settings that were tried, then those near the choice, each with the reason against it."""
     s, out = chosen.setting, [dataclasses.replace(c, why=search.over(c)) for c in tried]
     near = [(dataclasses.replace(s, flash=False), "attention scores take memory, and it is slower")]
     if s.kv_type == "F16" and "Q8_0" in search.kinds:

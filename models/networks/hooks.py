@@ -289,7 +289,7 @@ class TensorSpec(NamedTuple):
     dtype: np.dtype
 
     def row_shape(self, n_keys):
-        """Of the values of one token."""
+        """The shape of the values of one token."""
         sizes = [n_keys if i == self.key_axis else n for i, n in enumerate(self.shape) if i != self.token_axis]
         return tuple(n if isinstance(n, int) else 1 for n in sizes)
 

@@ -70,7 +70,7 @@ class Text:
         self.broken = False             # rows that it needs were overwritten by a call that was interrupted
 
     def add(self, ids, state_row):
-        """These tokens were read; the states lie in `state_row`."""
+        """Note that these tokens were read; the states lie in `state_row`."""
         self.ids += ids.tolist()
         self.state_row = state_row
 
@@ -114,7 +114,7 @@ class KVCells:
         self.clear()
 
     def clear(self):
-        """No text holds anything."""
+        """Forget all texts and the rows that they hold."""
         self.texts, self.kept = [], []          # kept: texts that ended and give their rows back when others need them
         self._n_texts = {w: np.zeros(n, np.int32) for w, n in self.n_rows.items()}      # that have each row
 

@@ -44,7 +44,7 @@ class LoadOptions:
 
     @classmethod
     def of(cls, keywords, **more):
-        """From load_model's **options and its other arguments.  Errors: ParamError for unknown names."""
+        """LoadOptions of load_model's **options and its other arguments.  Errors: ParamError for unknown names."""
         known_options("load_model", keywords, (*ARGUMENTS, *KEYWORDS))
         rope = {name: value for name, value in keywords.items() if name in ROPE_OPTIONS}
         return cls(**{name: value for name, value in keywords.items() if name not in rope}, rope=rope, **more)

@@ -101,7 +101,7 @@ class MemoryUse:
         return MemoryUse([full(row) for row in self.rows], self.process, self.title)
 
     def as_dict(self):
-        """For JSON."""
+        """The values for JSON."""
         return {"anonymous": self.anonymous, "file": self.file, "total": self.total, "terms": self.terms,
                 "devices": self.devices, "process": self.process and dataclasses.asdict(self.process)}
 
@@ -171,7 +171,7 @@ def terms_of_leaves(name, leaves):
 
 
 def unique_memory(arrays):
-    """Those of flat uint8 arrays that lie inside no other one: memory that several share counts once."""
+    """The flat uint8 arrays that lie inside no other one, so that shared memory counts once."""
     out, end = [], 0
     for first, array in sorted(((a.__array_interface__["data"][0], a) for a in arrays if a.nbytes),
                                key=lambda x: (x[0], -x[1].nbytes)):

@@ -124,7 +124,7 @@ class SileroVad:
         self.window = gg.from_numpy(self.ctx, self._window, "window")
 
     def _shape(self, name):
-        """Of a tensor in the file, in ggml order."""
+        """The shape of a tensor in the file, in ggml order."""
         a = self.file.tensors.get("_model." + name)
         if a is None:
             raise ModelError(f"{self.file.path}: tensor '_model.{name}' is missing; convert the model again")

@@ -99,7 +99,7 @@ def _merged(found, sample_rate):
 
 
 def _padded(found, pad, total):
-    """Both ends moved outwards by `pad`; a gap smaller than two pads is shared."""
+    """The ranges with both ends moved outwards by `pad`; a gap smaller than two pads is shared."""
     if found:
         found[0][0] = max(0, found[0][0] - pad)
         found[-1][1] = min(total, found[-1][1] + pad)

@@ -306,7 +306,7 @@ class Vision(Network):
         return gg.cont(gg.view_2d(x, n, (columns + 1) * rows - 1, x.nb[1], 0))
 
     def largest_graph(self, all_logits=False):
-        """Of a square picture."""
+        """The graph of a square picture."""
         return self.graph(self.n_side, self.n_side)
 
     def _common_shapes(self):

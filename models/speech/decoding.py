@@ -36,12 +36,12 @@ class Decoded:
 
     @property
     def score(self):
-        """By which beams and samples are compared: of the tokens less the end."""
+        """Sum of log probabilities by the number of tokens without the end; beams and samples are compared by it."""
         return sum(self.logp) / max(1, len(self.tokens))
 
     @property
     def compression_ratio(self):
-        """Of the text by zlib: what repeats itself is above 2.4."""
+        """How far zlib compresses the text; above 2.4 the text repeats itself."""
         raw = self.text.encode()
         return len(raw) / len(zlib.compress(raw)) if raw else 0.0
 
@@ -88,7 +88,7 @@ def _log_softmax(x):
 
 
 def probability(logits, token):
-    """Of a token, by the logits as they are."""
+    """Probability of a token, by the logits as they are."""
     x = logits.astype(np.float64)
     e = np.exp(x - x.max())
     return float(e[token] / e.sum())

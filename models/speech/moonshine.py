@@ -124,7 +124,7 @@ class MoonshineSpeech(SpeechModel):
 
 
 def padded(samples):
-    """With silence behind, where they are too few."""
+    """The samples with silence behind them, where they are too few."""
     return samples if len(samples) >= LEAST else np.pad(samples, (0, PADDING - len(samples)))
 
 

@@ -44,7 +44,7 @@ class LiveTranscript:
 
     @property
     def seconds(self):
-        """Of sound that has come in."""
+        """Seconds of sound that have come in."""
         return self._start + len(self._buffer) / RATE
 
     @property

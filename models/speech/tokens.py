@@ -94,7 +94,7 @@ class Vocabulary:
         return b"".join([self._bytes[t] for t in tokens if t < self.eot])
 
     def text(self, tokens):
-        """Their text; special tokens and times say nothing."""
+        """The text of tokens; special tokens and times have none."""
         return self.bytes(tokens).decode("utf-8", "replace")
 
     def encode(self, text):

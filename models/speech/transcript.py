@@ -79,7 +79,7 @@ class Transcript:
         return [w for s in self.segments for w in s.words]
 
     def as_dict(self):
-        """For JSON."""
+        """The values for JSON."""
         return {"text": self.text, "language": self.language, "language_probability": self.languages.probability,
                 "audio_seconds": self.seconds, "notes": list(self.notes),
                 "segments": [s.as_dict() for s in self.segments]}

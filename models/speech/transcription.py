@@ -34,7 +34,7 @@ SMALL_STEP, LARGE_STEP, MAX_SMALL = 100, 1000, 4        # frames; windows in a r
 
 @dataclasses.dataclass
 class Options:
-    """Of a transcription; `speech.Speech.transcribe` says what they mean."""
+    """Options of a transcription; `speech.Speech.transcribe` says what they mean."""
     language: str | None
     task: str
     beam: int

@@ -20,7 +20,7 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 class BPE(Tokenizer, models=("gpt2",)):
-    """Where the file says nothing of begin tokens, the pre-tokenizer does."""
+    """Byte-pair encoding.  Where the file says nothing of begin tokens, the pre-tokenizer decides."""
 
     def __init__(self, file):
         self._pre_name = self._named_pre(file) or "default"
@@ -99,7 +99,7 @@ class BPE(Tokenizer, models=("gpt2",)):
 
 
 class Gemma4(BPE, models=("gemma4",)):
-    """Its files name no pre-tokenizer."""
+    """Gemma 4's byte-pair encoding: its files name no pre-tokenizer."""
 
     def _named_pre(self, file):
         return "gemma4"

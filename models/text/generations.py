@@ -65,7 +65,7 @@ class Generations:
 
     @property
     def stats(self):
-        """Of all texts together: tokens, and how fast they were read and written."""
+        """Statistics of all texts together: tokens, and how fast they were read and written."""
         batch = self._batch
         return {"prompt_tokens": sum(len(run.prompt_ids) for run in self.runs), "shared_tokens": batch.n_shared,
                 "tokens": sum(len(run.stats["tokens"]) for run in self.runs),

@@ -48,7 +48,7 @@ class BatchSequence:
 
     @property
     def place(self):
-        """Where it waits: the smallest is first."""
+        """Its place in the queue: the smallest is first."""
         return -self.priority, self.number
 
     @property
@@ -363,7 +363,7 @@ class RunningBatch:
         sequence.end(error)
 
     def _put_away(self, sequence):
-        """Its rows are kept for sequences that begin alike, or free."""
+        """Keep its rows for sequences that begin alike, or free them."""
         text, cells, n = sequence.text, self.model.cells, min(len(sequence.text.ids), sequence.text.exact)
         if not (self.keep and self.model.shares and n > LEAST_SHARED) or text.broken:
             cells.close(text)

@@ -39,7 +39,7 @@ class Candidates:
         return len(self.logits)
 
     def take(self, which, ordered):
-        """Those at the places `which`, or in a slice."""
+        """The candidates at the places `which`, or in a slice."""
         ids = which if self._ids is None and not isinstance(which, slice) else self.ids[which]
         return Candidates(ids, self.logits[which].astype(np.float64, copy=False), ordered)
 
@@ -171,7 +171,7 @@ def top_k(c, k):
 
 
 def typical_p(c, p):
-    """Those whose surprise is nearest to the entropy, as few as sum to more than p (Meister et al. 2022)."""
+    """Keep the tokens whose surprise is nearest to the entropy, as few as sum to more than p (Meister et al. 2022)."""
     c = c.sorted()
     q = c.probabilities()
     with np.errstate(divide="ignore"):
@@ -187,7 +187,7 @@ def top_p(c, p):
 
 
 def min_p(c, p):
-    """Those at least p times as probable as the best (Nguyen et al. 2024)."""
+    """Keep the tokens at least p times as probable as the best (Nguyen et al. 2024)."""
     return c.take(np.flatnonzero(c.logits >= np.float64(c.logits.max()) + math.log(p)), c.ordered)
 
 
@@ -233,7 +233,7 @@ def _zipf_k(s, mu, n):
 
 
 def mirostat_2(c, mu):
-    """Those whose surprise -log2 p is at most mu, and at least the first (Basu et al. 2021)."""
+    """Keep the tokens whose surprise -log2 p is at most mu, and at least the first (Basu et al. 2021)."""
     c = c.sorted()
     with np.errstate(divide="ignore"):
         n = int(np.count_nonzero(-np.log2(c.probabilities()) <= mu))

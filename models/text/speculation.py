@@ -124,7 +124,7 @@ class Speculation:
         self.n_accepted += 1
 
     def settle(self):
-        """No more of the last guesses will come: what did they cost?"""
+        """Account for the last guesses, of which no more will be used: what did they cost?"""
         if self._open is None:
             return
         (n, accepted, seconds), self._open = self._open, None

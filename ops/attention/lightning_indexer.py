@@ -62,7 +62,7 @@ def reference(t, q, k, w, mask):
 
 @inline
 def _score(keys, q, q1, w, n_head, d):
-    """Of W keys at once: the heads of one query, rectified, weighted and added."""
+    """Scores of W keys at once: the heads of one query, rectified, weighted and added."""
     total, h = zerof(), 0
     while h + HEADS <= n_head:
         s0, s1, s2, s3 = zerof(), zerof(), zerof(), zerof()

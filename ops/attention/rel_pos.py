@@ -134,7 +134,7 @@ def gradient_get(g, t, dy):
 
 
 def gradient_add(g, t, dy):
-    """Of pw: dy summed over key rows; of ph: over key columns."""
+    """The gradient of pw is dy summed over key rows, that of ph is dy summed over key columns."""
     a, pw, ph = t.src
     n = pw.ne[0]
 

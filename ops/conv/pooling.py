@@ -323,7 +323,7 @@ def gradient(g, t, dy):
     a, (op, k0, k1, s0, s1, p0, p1) = t.src[0], _parameters(t)
 
     def padding(i, k, s, p):
-        """With the fraction that shows in the size of the result only."""
+        """The padding with the fraction that only shows in the size of the result."""
         return max(p, ((t.ne[i] - 1) * s - a.ne[i] + k) / 2)
 
     def of_a():

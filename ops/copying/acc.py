@@ -188,7 +188,7 @@ def set_cases():
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    """Of b: its window of dy; of a: dy, for `set` with zeros in the window."""
+    """The gradient of b is its window of dy; that of a is dy, for `set` with zeros in the window."""
     a, b = t.src
     nb1, nb2, nb3, offset = (int(p) for p in t.op_params[:4])
     whole = (lambda: dy) if t.op == OP.ACC else lambda: g.set(dy, g.zeros(b), nb1, nb2, nb3, offset)

@@ -104,7 +104,7 @@ def cases():
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    """Of the values: their rows of dy; of the tensor written into: dy with zeros in those rows."""
+    """The gradient of the values is their rows of dy; that of the tensor written into has zeros in those rows."""
     b, ids, a = t.src
 
     def of_b():

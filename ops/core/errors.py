@@ -73,7 +73,7 @@ class MissingExtra(GgjitError, ImportError):
 
 
 class QueueFull(GgjitError, RuntimeError):
-    """No more sequences may wait for a running batch."""
+    """As many sequences wait for a running batch as may; try again later."""
 
 
 class Cancelled(GgjitError, RuntimeError):

@@ -25,7 +25,7 @@ _place = None                   # function: where the line goes, something with 
 
 
 def show_in(place):
-    """From now on lines go to what `place()` returns, if it is not None."""
+    """Show lines in what `place()` returns from now on, if it is not None."""
     global _place
     _place = place
 

@@ -61,5 +61,5 @@ class WeakKeys(dict):
         return self.get(weakref.ref(x))
 
     def objects(self):
-        """Those that are alive."""
+        """The objects that are alive."""
         return [x for x in (ref() for ref in list(self)) if x is not None]

@@ -193,7 +193,7 @@ def _by_cccl(t, name, top):
 
 
 def _argsort(t):
-    """By CCCL where it may be used for rows this long, and there are few of them: it sorts one after the other."""
+    """Sort by CCCL where it may be used for rows this long and there are few: it sorts one row after the other."""
     a, rows = t.src[0], t.ne[1] * t.ne[2] * t.ne[3]
     if MAX_ROW < a.ne[0] and 0 < rows <= MAX_CCCL_ROWS and a.type is F32 and dense(t) and available():
         return _by_cccl(t, t.op.name.lower(), t.op == OP.TOP_K)

@@ -195,7 +195,7 @@ def _iq3_s_nibble(p, u, s):
 def _iq1_words(points_offs, high_offs, high_step, is_m):
     @device
     def at(p, u, i):
-        """Where the two words of run i stand: upper bits and shift are of the group (S) or of the run (M)."""
+        """Byte offset of the point of run i; upper bits and shift are those of the group (S) or of the run (M)."""
         high = ld_u16(p + high_offs + high_step * u)
         down = high >> 15
         if is_m:

@@ -51,7 +51,7 @@ class CudaMover:
 
 @functools.cache
 def mover(ts, td):
-    """From rows of type ts to rows of td whose elements lie side by side; None where there is no conversion here."""
+    """The function that moves rows of type ts to rows of td with elements side by side; None: no conversion here."""
     if ts is td:
         return CudaMover(*_same(ts))
     if td in QUANTIZE and ts in FLOATS:

@@ -237,7 +237,7 @@ def comb(node, t):
 
 @device
 def divide(m, line, step, eps):
-    """Each line of four, `step` apart, by its sum."""
+    """Divide each of four lines, `step` apart, by its sum."""
     for i in range(HC):
         total = eps
         for k in range(HC):

@@ -347,7 +347,7 @@ _FRAME = re.compile(r"Failed in nopython|(\[\d+\] )?During: |$")       # Numba's
 
 
 def _useful(report):
-    """Of Numba's report: what is wrong, and the line of the user's function."""
+    """The useful part of Numba's report: what is wrong, and the line of the user's function."""
     lines = [x.strip() for x in _ANSI.sub("", report).splitlines()]
     first = next(i for i, x in enumerate([*lines, report]) if not _FRAME.match(x))
     call = next((x for x in lines[first:] if x.startswith(">>>")), "") if lines[first].endswith("signature:") else ""

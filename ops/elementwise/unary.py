@@ -41,7 +41,7 @@ def _llvm(name):
 
 
 def _of(build):
-    """From an IR function of mathfun, or any build(b, x)."""
+    """The function of one element made of an IR function of mathfun, or of any build(b, x)."""
     return lift(lambda b, x, p: build(b, x))
 
 

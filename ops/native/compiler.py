@@ -89,7 +89,7 @@ def _own_context(targetctx):
 
 
 def unknown(names):
-    """Those that have no address in this process."""
+    """The names that have no address in this process."""
     return [name for name in names if llvm.address_of_symbol(name) is None]
 
 
@@ -116,7 +116,7 @@ class HelperLibrary(JITCodeLibrary):
         return self._final_module
 
     def _get_module_for_linking(self):
-        """For callers that Numba compiles its own way."""
+        """The module for callers that Numba compiles its own way."""
         whole = self.bitcode.clone()
         _link(whole, self)
         return whole
@@ -279,7 +279,7 @@ class HelperCompiler(_Compiler):
 
 
 class KernelCompiler(_Compiler):
-    """Of entry points."""
+    """The compiler of entry points."""
     library = KernelLibrary
 
 

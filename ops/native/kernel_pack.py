@@ -170,7 +170,7 @@ class ShippedKernels:
     why_not = property(lambda self: self._found[1])
 
     def payload(self, name):
-        """Of one kernel, or None.  The first time all of them are written into the cache."""
+        """The bytes of one kernel, or None.  The first call writes all kernels of the pack into the cache."""
         if name not in self.names:
             return None
         with self._lock:
@@ -185,7 +185,7 @@ class ShippedKernels:
 
 
 def shipped_name():
-    """Of the pack for this level and Python."""
+    """File name of the pack for this level and Python."""
     return "{}-py{}.{}.pack".format(isa.LEVEL.partition(",")[0], *sys.version_info[:2])
 
 

@@ -131,7 +131,7 @@ def forced(variable, way):
 
 @contextlib.contextmanager
 def _in_turn(folder):
-    """Of the processes and threads that write in the folder one at a time is inside."""
+    """In the block no other process or thread writes in the folder."""
     if fcntl is None:
         yield
         return

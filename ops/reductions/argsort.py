@@ -220,7 +220,7 @@ def _sort_many(to, x, step, n, k, descending, counts, words, spare):
 
 
 def _work_nbytes(n):
-    """Of a thread: counts, two arrays of words; an array holds keys and ranks of as many elements, too."""
+    """Work memory of a thread: counts, two arrays of words; an array holds keys and ranks of as many elements."""
     return 8 * BINS + 16 * (n + 2 * W)
 
 

@@ -84,8 +84,8 @@ def add_files(c, what="a GGUF"):
     c.add_argument("--split-max-size", type=nbytes, metavar="SIZE", help="several files of at most 500M, 2G, ...")
 
 
-def add_data(c):
-    c.add_file("--data", required=True, metavar="FILE", help="a text, UTF-8")
+def add_data(c, required=True):
+    c.add_file("--data", required=required, metavar="FILE", help="a text, UTF-8")
     c.add_argument("-c", "--n-ctx", type=positive, default=512, metavar="N", help="tokens of a chunk (512)")
     c.add_argument("--chunks", type=positive, default=None, metavar="N", help="the first N chunks (all)")
 

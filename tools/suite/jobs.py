@@ -74,7 +74,7 @@ class Worker:
         return time.monotonic() - self.since > PATIENCE
 
     def outcome(self):
-        """Of the case, which is finished, or whose process died or is late."""
+        """The outcome of a case that is finished, or whose process died or is late."""
         try:
             if self.pipe.poll():
                 return dataclasses.replace(self.pipe.recv(), case=self.case)

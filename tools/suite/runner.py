@@ -81,7 +81,7 @@ class Arena:
             gg.tensor_alloc(self.buffer, t, offs)
 
     def intact(self):
-        """No byte outside the tensors was written."""
+        """Is every byte outside the tensors as it was?"""
         whole = PlacedTensor(gg.Context().new_tensor(I8, (self.buffer.size,)), (), (self.buffer, 0))
         bytes_, end = whole._bytes_view(), 0
         for t, offs in self.where:

@@ -76,7 +76,7 @@ class _ColumnFields:
         self.column_nbytes = self.n_codes + 4 * (self.scale + 1)
 
     def four(self, n, j, f):
-        """Of column j, four f of the block."""
+        """Byte offset of the group of four codes with number f, of column j."""
         return 16 * (f // 4 * n + j) + 4 * (f % 4)
 
     def word(self, n, j, i):
@@ -84,7 +84,7 @@ class _ColumnFields:
 
 
 def column_nbytes(format):
-    """Of a prepared block of one column."""
+    """Bytes of a prepared block of one column."""
     return _ColumnFields(format).column_nbytes
 
 

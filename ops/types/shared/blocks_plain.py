@@ -144,7 +144,7 @@ def _dot(plain):
 
 
 def _offset_dot(plain):
-    """Factor and offset are converted and multiplied as pairs: (f, o, f, o ...) (d, d sum q, ...)."""
+    """Factors and offsets lie in pairs (f, o), as d and d sum(q) of the activations: one product serves both."""
     def load_w(b, p):
         pair = splat_ir(b, load_ir(b, p, IR_I32), 4)
         return (bl.operand_ir(b, plain.codes_ir(b, p)[0], plain.signed),

@@ -28,7 +28,7 @@ def mul_mat_id_fusion_cases():
 
 
 def _dense(maker, p, k, m, n):
-    """Two products of one input, scaled, biased, gated, and a last bias."""
+    """Two products of one input, scaled and biased, their gated product, and a last bias."""
     channels, samples = p["batch_dims"]
     x = maker.new(F32, (k, m, channels, samples))
 
