@@ -1,8 +1,11 @@
 """What CI does: README's own command, and no test twice."""
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from helpers.paths import ROOT, TESTS
@@ -57,3 +60,28 @@ def test_ci_runs_readmes_command():
     said = subprocess.run(["bash", "-c", extract], cwd=ROOT, text=True, capture_output=True, check=True).stdout.strip()
     assert said.startswith("python3 -m venv .venv && ") and said.endswith(" -m pytest") and "\n" not in said
     assert f"```\n{said}\n```" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_hosted_runners_take_readmes_two_commands(tmp_path):
+    text = (ROOT / ".github" / "workflows" / "machines.yml").read_text(encoding="utf-8")
+    program = textwrap.dedent(re.search(r"<< 'PROGRAM'\n(.*?)\n *PROGRAM\n", text, re.S)[1])
+    (tmp_path / "README.md").write_bytes((ROOT / "README.md").read_bytes())
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    demo, tests = ((tmp_path / name).read_text(encoding="utf-8") for name in ("demo.sh", "tests.sh"))
+    assert demo.endswith(" demo\n") and tests.endswith(" -m pytest\n")
+    for command in (demo, tests):
+        assert command.startswith("set -e\n")
+        assert command.removeprefix("set -e\n") in (ROOT / "README.md").read_text(encoding="utf-8")
+    machines = {*re.search(r"os: \[(.*)\]", text)[1].split(", ")}
+    assert {"macos-14", "macos-15", "windows-2022", "ubuntu-24.04-arm"} <= machines
+    named = {ROOT / name for name in re.findall(r"\$python (\S+)$", text, re.M) if not name.startswith("-")}
+    assert named and all(path.exists() for path in named)
+
+
+@pytest.mark.skipif(platform.machine() == "aarch64", reason="nothing is emulated on the processor itself")
+def test_a_machine_without_an_emulator_is_told_so(tmp_path):
+    for name in ("bash", "dirname", "uname"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    r = subprocess.run([ROOT / ".ci" / "aarch64", "sample"], env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
+                       text=True, capture_output=True)
+    assert (r.returncode, r.stdout) == (3, "") and r.stderr == "aarch64: no qemu-user (Debian: qemu-user-static)\n"
