@@ -12,6 +12,7 @@ from ggjit.api.registry import init_backend, registry
 from ggjit.api.rematerialize import BudgetError, rematerialize
 from ggjit.core.backend import Backend, Device, DeviceLost
 from ggjit.core.buffer import USAGE_ANY, USAGE_COMPUTE, USAGE_WEIGHTS, Buffer, BufferType, MultiBuffer, tensor_alloc
+from ggjit.core.config import debug as _debug
 from ggjit.core.events import Event, event_free, event_new, event_record, event_synchronize, event_wait
 from ggjit.core.host_buffer import HostBuffer
 from ggjit.core.html_repr import HtmlRepr as _HtmlRepr
@@ -43,6 +44,7 @@ from ggjit.ops.core.types import BY_NAME as _types
 from ggjit.ops.core.types import Type
 from ggjit.ops.core.user_warnings import GgjitWarning
 from ggjit.ops.native.jit import CACHE as _CACHE
+from ggjit.ops.types import quantize as _quantisers
 from ggjit.ops.types.quantize import dequantize, quantize
 from ggjit.ops.types.validate import validate_row_data
 from ggjit.profiling.profile import profile
@@ -77,6 +79,7 @@ for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequanti
               "graph_reset", "set_loss"):
     globals()[_name] = _typed_errors(globals()[_name], takes_arrays=_name in ("from_numpy", "quantize", "tensor"))
 Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
+_quantisers.refuses_nonfinite = "check" in _debug
 _CACHE.on_compile = _Notice()                     # which commands replace by bars of their own
 _show_in(_place)
 errors.GgjitError._render_traceback_ = _short_traceback

@@ -64,12 +64,9 @@ class MetaDevice(Device):
 
     def __init__(self, devices, split, name):
         self.devices, self.split, self.name = devices, split, name
+        self.is_async = any(d.is_async for d in devices)
         self.description = " + ".join(d.name for d in devices)
         self._buffer_type = MetaBufferType(self)
-
-    @property
-    def is_async(self):
-        return any(d.is_async for d in self.devices)
 
     def memory(self):
         """Sums of the devices'."""

@@ -6,7 +6,8 @@
     kv_cells.py         rows of the caches; context_shift.py: tokens that are dropped; saved_state.py: a text as bytes
     vision.py           pictures as vectors; vision_input.py: what it gets of them; picture_tokens.py: as tokens
     encoder.py          encoders; t5.py: an encoder and a decoder; pooling.py: one row of the tokens of a text
-    inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn
+    inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn;
+                        attribution.py: gradients by what is read
     tensor_split.py     weights and caches cut between devices
     offload.py          layers on a GPU; device_map.py: over several devices; layout.py: which weights are repacked
     diff.py             where two models part: errors of named tensors

@@ -3,6 +3,7 @@
 A text is the ids that were read and the cache rows that hold what the layers know of them (networks/kv_cells.py).
 """
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,8 @@ import ggjit as gg
 from ggjit.core.arguments import typed_methods
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
+from ggjit.cpu.cpu_plan import reserve_work
+from ggjit.cpu.device import CPU
 from ggjit.models.blocks.description import Loader, Scope
 from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
@@ -40,6 +43,19 @@ KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_N
 MAX_SEQS = 256                          # texts at once
 MAX_CELLS = 1 << 30
 APART = -1                              # in a graph's shape, in place of the number of page tables
+
+
+class KeysValues(NamedTuple):
+    """What a layer keeps of a text: (n_head_kv, n_tokens, d_head) each, from position `first` on."""
+    keys: np.ndarray
+    values: np.ndarray
+    first: int
+
+
+def _by_head(leaf, rows, n_head):
+    """Rows of a cache as (n_head, n_rows, d_head)."""
+    a = leaf.numpy().reshape(-1, leaf.ne[0])[np.asarray(rows)]
+    return a.reshape(len(a), n_head, -1).transpose(1, 0, 2).astype(np.float32)
 
 
 def _kv_types(asked):
@@ -122,7 +138,10 @@ class Decoder(Network):
 
     def _reserve(self):
         """Reserve memory for the largest graph, so that the arena never has to move."""
-        (self.scheduler or self._allocator).reserve(self.largest_graph())
+        graph = self.largest_graph()
+        (self.scheduler or self._allocator).reserve(graph)
+        if self.scheduler is None and self.backend.device is CPU:
+            reserve_work(self.backend, graph)
 
     def _matrices(self):
         return self._products
@@ -532,6 +551,25 @@ class Decoder(Network):
         mapping, end = self.text.mappings[self.description.blocks[layer].mixer.window], len(self.text.ids) + n_tokens
         first = max(0, end - mapping.n)
         return first, mapping.at(first, end)
+
+    def kv(self, layer):
+        """KeysValues of the text so far in one layer: `.keys` (n_head_kv, n_tokens, d_head), `.values`, `.first`, the
+        position of the first that the layer keeps; float32, as the cache holds them (keys after RoPE).
+
+            m.logits("a text"); m.kv(3).keys[0]             # those of head 0
+
+        Errors: ParamError (a number that is no layer; no text was read), NotSupported for layers without keys.
+        """
+        layer = integer("layer", layer, 0, self.n_layer - 1)
+        mixer = self.description.blocks[layer].mixer
+        kept = {t.name.rpartition(" ")[0]: t for t in self.cache[layer]}
+        if "k cache" not in kept or not hasattr(mixer, "n_head_kv"):
+            raise NotSupported(f"layer {layer} of this {self.file.arch} network keeps no keys and values of its own")
+        with self._lock:
+            if not self.n_past:
+                raise ParamError("kv: no text was read yet; m.logits(text) reads one")
+            first, rows = self._key_rows(layer, 0)
+            return KeysValues(*(_by_head(kept[name], rows, mixer.n_head_kv) for name in ("k cache", "v cache")), first)
 
     # ------------------------------------------------------------ results
     def hidden(self, ids):

@@ -22,6 +22,7 @@ from ggjit.core.html_repr import escape
 from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import BrokenValues, integer
 from ggjit.models.networks import pictures
+from ggjit.models.networks.attribution import attribution as attributed
 from ggjit.models.networks.hooks import (
     CalledPlan,
     CaptureSession,
@@ -311,6 +312,19 @@ def hidden_states(self, prompt):
     The text so far is forgotten.
     """
     return pictures.hidden_states(self, ids_of(self, prompt))
+
+
+def attribution(self, prompt, target=None):
+    """Attribution of a text or token ids: how much each token made the next one likely (gradient x input), and the
+    gradient of its log-probability by every embedding.
+
+        a = m.attribution("The capital of France is")
+        a.scores, a.saliency, a.plot()
+
+    target: another token than the likeliest, an id or a text of one token.  The text so far is forgotten.
+    Errors: NotSupported (a model without logits or gradients), ParamError.
+    """
+    return attributed(self, ids_of(self, prompt), target)
 
 
 def logit_lens(self, prompt, top=3):

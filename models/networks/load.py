@@ -1,4 +1,6 @@
 """load_model: a GGUF file -> the network its architecture names."""
+import dataclasses
+import inspect
 import os
 import pathlib
 
@@ -9,7 +11,7 @@ from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import Encoder
-from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.load_options import KEYWORDS, LoadOptions
 from ggjit.models.networks.moonshine import Moonshine
 from ggjit.models.networks.t5 import T5
 from ggjit.models.networks.whisper import Whisper
@@ -39,6 +41,19 @@ def network_of(file, options):
     return network(file, options)
 
 
+def _with_keywords(function):
+    """For completion: `load_model(<TAB>` offers the options in **options, too."""
+    found = inspect.signature(function)
+    own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name)) for name in KEYWORDS]
+    function.__signature__ = found.replace(parameters=[*own, *more])
+    return function
+
+
+_DEFAULTS = {f.name: f.default for f in dataclasses.fields(LoadOptions) if f.default is not dataclasses.MISSING}
+
+
+@_with_keywords
 @takes_other_names(LOADING)
 @typed_call
 def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, strict=True,

@@ -44,6 +44,10 @@ from ggjit.ops.core.printable import printable
 from ggjit.ops.core.progress import work
 from ggjit.tensors.context import Context
 
+PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat", "decode", "description", "detokenize",
+          "embed", "encode", "encode_image", "explain", "file", "free", "generate", "graph", "hidden", "hidden_states",
+          "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch", "rerank", "reset",
+          "save_state", "score", "tokenize", "tokenizer", "warm_up", "weights")
 MAX_KEPT_PLANS = 24
 RERANK_PROMPT = "tokenizer.chat_template.rerank"        # with {query} and {document} where they belong
 
@@ -426,6 +430,10 @@ class Network:
     def _repr_html_(self):
         return model_html(self)
 
+    def __dir__(self):
+        """For `m.<TAB>`: what users call, and nothing of the machinery."""
+        return sorted(name for name in PUBLIC if hasattr(type(self), name) or name in self.__dict__)
+
     def __reduce__(self):
         raise TypeMismatch(f"{type(self).__name__} of {self.file.path} cannot be copied or pickled: its weights are "
                            f"mapped in this process; pass the path on, and load_model it there")
@@ -436,6 +444,7 @@ class Network:
     # ------------------------------------------------------------ looking inside
     names, capture, capturing, patch = inside.names, inside.capture, inside.capturing, inside.patch
     attention, hidden_states, logit_lens = inside.attention, inside.hidden_states, inside.logit_lens
+    attribution = inside.attribution
     _named, _spec = inside.named_in, inside.spec_of
 
     def _compared_shapes(self):

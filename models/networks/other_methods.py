@@ -22,7 +22,8 @@ OF_MODELS = {
     **dict.fromkeys(("peak", "memory", "measure", "memory_footprint"), "gg.measure(m)"),
     "plan": "gg.explore(m)", **dict.fromkeys(("save", "save_pretrained"), "m.save_state(path) for the text so far"),
     **dict.fromkeys(("close", "unload"), "m.free()"), "stats": "m.generate(prompt).stats",
-    "vocab": "m.tokenizer", "n_params": "m at the end of a cell", "cache": "m.kv(layer)",
+    "vocab": "m.tokenizer", "n_params": "m at the end of a cell",
+    "cache": "m.kv(layer)", "saliency": "m.attribution(text).saliency", "gradients": "m.attribution(text)",
 }
 
 

@@ -33,6 +33,15 @@ def labels_of(network, ids):
         return [str(i) for i in ids.tolist()]
 
 
+def _visible(token):
+    """A token for a picture: spaces and line ends are seen."""
+    return _shown_word(token).replace("$", r"\$")
+
+
+def _shown_word(token):
+    return token.replace("\n", "\u21b5").replace(" ", "\u00b7")
+
+
 def axes_of(axes, width, height):
     return axes if axes is not None else extra("matplotlib.pyplot", "plots").subplots(figsize=(width, height))[1]
 
@@ -40,7 +49,7 @@ def axes_of(axes, width, height):
 def label_axis(axis, tokens):
     """Tokens along an axis, where there is room."""
     if len(tokens) <= MOST_LABELS:
-        axis.set_ticks(range(len(tokens)), [t.replace("\n", "\\n").replace("$", r"\$") for t in tokens], fontsize=7)
+        axis.set_ticks(range(len(tokens)), [_visible(t) for t in tokens], fontsize=7)
 
 
 @dataclasses.dataclass(repr=False)
@@ -156,7 +165,7 @@ class LogitLens(PlotRepr):
         axes.figure.colorbar(image, ax=axes, label="probability")
         for i in range(n_rows if n <= MOST_LABELS else 0):
             for j in range(n):
-                axes.text(j, i, self.words[i][j][0].replace("$", r"\$"), ha="center", va="center", fontsize=7,
+                axes.text(j, i, _visible(self.words[i][j][0]), ha="center", va="center", fontsize=7,
                           color="white" if first[i, j] > 0.6 else "black", clip_on=True)
         label_axis(axes.xaxis, self.tokens)
         axes.set_yticks(range(n_rows), ["embd", *map(str, range(n_rows - 1))])
@@ -170,8 +179,8 @@ class LogitLens(PlotRepr):
             p = float(first[i, j])
             tip = ", ".join(f"{w} {q:.2f}" for w, q in zip(self.words[i][j], self.probabilities[i, j], strict=True))
             return (f"<td title='{escape(tip)}' style='background:rgba(70,130,180,{p:.2f})'>"
-                    f"{escape(self.words[i][j][0])}</td>")
-        head = "".join(f"<th>{escape(t)}</th>" for t in self.tokens)
+                    f"{escape(_shown_word(self.words[i][j][0]))}</td>")
+        head = "".join(f"<th>{escape(_shown_word(t))}</th>" for t in self.tokens)
         rows = "".join(f"<tr><th>{'embd' if i == 0 else i - 1}</th>{''.join(cell(i, j) for j in range(len(first[0])))}"
                        f"</tr>" for i in reversed(range(len(first))))
         return f"<table>{rows}<tr><th></th>{head}</tr></table>"

@@ -56,8 +56,12 @@ class TokenLoss:
             values = about.temperatures(0, n).astype(np.float32).reshape(n, 1, 1)
             leaf["temperature"] = gg.from_numpy(self.ctx, values, "temperature")
         g = Scope(leaf, n, n, about.eps, False, None)
-        x = decoder_graph.through_blocks(network, g, decoder_graph.embedded(network, g))
+        x = decoder_graph.through_blocks(network, g, self._embedded(network, g))
         return gg.set_name(g.norm(x, about.norm, network.out_norm), "result_norm")
+
+    def _embedded(self, network, g):
+        """What the first layer reads."""
+        return decoder_graph.embedded(network, g)
 
     def _loss(self, network, x):
         def of_chunk(hidden, ids):

@@ -7,7 +7,8 @@
     speculation.py      guesses of what follows, and whether they pay
     running_batch.py    sequences that are computed together; generations.py: a list of prompts
     sampling.py         the choice of each token; samplers.py: the single steps
-    logprobs.py         log-probabilities of tokens, and how they look in a notebook
+    logprobs.py         log-probabilities of tokens, and how they look in a notebook;
+                        text_inside.py: with the model's insides
     grammar.py          what a grammar allows next; gbnf.py: its notation, token_trie.py: the vocabulary as a tree
     json_schema.py      JSON Schemas as grammars; json_pattern.py: their regular expressions
     picture_prompt.py   where pictures stand in a prompt

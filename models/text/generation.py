@@ -2,6 +2,7 @@
 import collections
 import itertools
 import math
+import sys
 import time
 import weakref
 
@@ -11,7 +12,10 @@ from ggjit.models.text.grammar import matcher
 from ggjit.models.text.logprobs import tokens_html
 from ggjit.models.text.sampling import OPTIONS, Sampler
 from ggjit.models.text.speculation import Speculation, guesser_of
+from ggjit.models.text.text_inside import TextInside
 from ggjit.ops.core.errors import ParamError, TypeMismatch
+
+REDRAW_SECONDS = 0.15          # between two drawings of a cell while its text is generated
 
 
 class Generation:
@@ -100,9 +104,38 @@ class Generation:
         return list(self.answer.scored)
 
     def _repr_html_(self):
-        """The whole text, each token coloured by its probability, alternatives on hover."""
+        """The whole text, each token coloured by its probability; alternatives on hover and by a click."""
         whole = self.text and self.tokens
         return tokens_html(whole, self.model.detokenize(self._text_ids))
+
+    def _ipython_display_(self):
+        """In a notebook the cell grows while the text is generated; what is saved is the whole text."""
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        if shell is None or type(shell).__name__ != "ZMQInteractiveShell":
+            raise NotImplementedError                       # IPython then shows the repr, the text's state
+        from IPython.display import display
+        prompt = self.model.detokenize(self._text_ids)
+        page = display(self._shown(prompt), raw=True, display_id=True)
+        drawn = time.perf_counter()
+        while (piece := self._next_piece()) is not None:
+            self._pieces.append(piece)
+            if time.perf_counter() - drawn > REDRAW_SECONDS:
+                page.update(self._shown(prompt), raw=True)
+                drawn = time.perf_counter()
+        page.update(self._shown(prompt), raw=True)
+
+    def _shown(self, prompt):
+        return {"text/html": tokens_html(self.tokens, prompt), "text/plain": repr(self)}
+
+    def inside(self, top=3):
+        """The text with the model's insides: a click on a token opens what each layer would have said in its place,
+        what the model looked at, and how large the layers' values were.  The model's text so far is forgotten.
+
+            g = m.generate("The capital of France is", n_predict=8, logprobs=5)
+            g.inside()
+        """
+        whole = self.text and self.tokens
+        return TextInside(self.model, self._text_ids, whole, top)
 
     def __next__(self):
         piece = self._pieces.popleft() if self._pieces else self._next_piece()

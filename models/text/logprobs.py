@@ -7,6 +7,7 @@ small log p here, and the alternatives may be ones that the grammar does not all
 """
 import dataclasses
 import math
+import secrets
 
 import numpy as np
 
@@ -118,19 +119,40 @@ class ScoredText:
 
 
 # ---------------------------------------------------------------- in a notebook
-def tokens_html(tokens, before=""):
-    """Tokens one behind the other, blue where likely, orange where not; what else could have come is in their titles.
+_LINE = "padding:0 8px 0 0;border:0;text-align:left;background:transparent"
 
-    Backgrounds are translucent and letters keep the page's colour: it reads on light and dark pages.  before: text in
-    front of them, faint.
+
+def tokens_html(tokens, before="", more=None):
+    """Tokens one behind the other, blue where likely, orange where not; what else could have come is in their titles,
+    and a click on a token opens it below the text.
+
+    Backgrounds are translucent and letters keep the page's colour: it reads on light and dark pages.  No scripts: radio
+    buttons that are not shown say which panel is.  before: text in front of them, faint.  more: HTML behind the
+    alternatives in the panel of each token.
     """
     legend = ""
     if any(t.logprob is not None for t in tokens):
         colours = "".join(f"<span style='{_style(p)}'>&nbsp;{p:g}&nbsp;</span>" for p in (0, .25, .5, .75, 1))
-        legend = f"<div style='opacity:.7;font-size:85%'>probability of each token: {colours}</div>"
+        legend = (f"<div style='opacity:.7;font-size:85%'>probability of each token: {colours} "
+                  f"click on one for what else could have come</div>")
     faint = f"<span style='opacity:.55'>{escape(before)}</span>" if before else ""
-    return (f"<div style='white-space:pre-wrap;line-height:1.7;text-align:left'>{faint}"
-            f"{''.join(_span(t) for t in tokens)}</div>{legend}")
+    panels = [_panel(t, None if more is None else more[k]) for k, t in enumerate(tokens)]
+    if not any(panels):
+        return _text_html(faint + "".join(_span(t) for t in tokens)) + legend
+    name = f"ggjit-{secrets.token_hex(4)}"
+    buttons = "".join(f"<input type='radio' name='{name}' id='{name}-{k}' style='display:none'>"
+                      for k, panel in enumerate(panels) if panel)
+    labels = "".join(f"<label for='{name}-{k}' style='cursor:pointer;display:inline;margin:0'>{_span(t)}</label>"
+                     if panels[k] else _span(t) for k, t in enumerate(tokens))
+    shown = ",".join(f"#{name}-{k}:checked~.{name}-{k}" for k, panel in enumerate(panels) if panel)
+    below = "".join(f"<div class='{name} {name}-{k}'>{panel}</div>" for k, panel in enumerate(panels) if panel)
+    return (f"<div><style>.{name}{{display:none;margin:6px 0;padding:6px 10px;font-size:90%;"
+            f"border-left:3px solid rgba(128,128,128,.5)}}{shown}{{display:block}}</style>"
+            f"{buttons}{_text_html(faint + labels)}{legend}{below}</div>")
+
+
+def _text_html(inside):
+    return f"<div style='white-space:pre-wrap;line-height:1.7;text-align:left;overflow-wrap:anywhere'>{inside}</div>"
 
 
 def _style(p):
@@ -140,9 +162,21 @@ def _style(p):
 
 
 def _span(t):
-    text = escape(t.text.replace("\n", "↵\n"))
+    text = escape(t.text.replace("\n", "\u21b5\n"))
     if t.logprob is None:
         return f"<span title='{t.id}'>{text}</span>"
     lines = [f"{t.text!r} (id {t.id}): p = {math.exp(t.logprob):.3f}, log p = {t.logprob:.3f}"]
     lines += [f"{math.exp(a.logprob):.3f}  {a.text!r}" for a in t.alternatives[:SHOWN]]
     return f"<span style='{_style(math.exp(t.logprob))}' title='{escape(chr(10).join(lines))}'>{text}</span>"
+
+
+def _panel(t, more):
+    """What a click on the token shows, or ""."""
+    if not t.alternatives and not more:
+        return ""
+    head = f"<span style='font-weight:600'>{escape(repr(t.text))}</span> id {t.id}" + (
+        "" if t.logprob is None else f", p = {math.exp(t.logprob):.3f}, log p = {t.logprob:.3f}")
+    rows = "".join(f"<tr><td style='{_LINE}'>{math.exp(a.logprob):.3f}</td><td style='{_LINE}'>"
+                   f"<span style='{_style(math.exp(a.logprob))}'>{escape(repr(a.text))}</span></td></tr>"
+                   for a in t.alternatives[:SHOWN])
+    return f"{head}<table style='margin:4px 0;border-collapse:collapse'>{rows}</table>{more or ''}"

@@ -69,8 +69,8 @@ def make_fetch(type):
 
 
 def work_nbytes(dot, k, n_columns, n_threads):
-    """Prepared columns, then one float32 row for each thread."""
-    return n_columns * dot.column_nbytes(k) + n_threads * row_nbytes(k)
+    """Prepared columns, a single one for each thread, then one float32 row for each thread."""
+    return (n_threads if n_columns == 1 else n_columns) * dot.column_nbytes(k) + n_threads * row_nbytes(k)
 
 
 def row_nbytes(k):
@@ -147,17 +147,28 @@ def make_kernel(ta, tb, direct, shape, exact=False):
     """Kernel body for weights of type ta; direct: columns of b are used where they lie; exact: not rounded."""
     tile, n_rows_tile, n_cols_tile = make_tile(ta, shape, exact), shape.rows, shape.columns
     stride, prepare_columns = make_columns(ta, tb, exact)
+    fetch, prepare = make_fetch(tb), dot_of(ta, exact).prepare or traits_of(F32).to_float
+
+    @inline
+    def prepare_one(node, ith, nth, b, k, column, ldy):
+        """The only column, prepared by a thread for itself."""
+        tmp = work(node) + nth * ldy + ith * ((4 * k + 63) // 64 * 64)
+        prepare(fetch(addr(b), nb(b, 0), k, tmp), column, k)
 
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST
         k, m, n = ne(a, 0), ne(a, 1), ne(b, 1)
-        ldw, ldd = nb(a, 1), nb(d, 1)
+        ldw, ldd, columns = nb(a, 1), nb(d, 1), work(node)
         if direct:
             ldy = nb(b, 1)
         else:
             ldy = stride(k)
-            prepare_columns(node, ith, nth, sync, b, k, ldy)
-            barrier(sync, nth)
+            if n_rows(b) == 1:                  # each thread prepares its own: no thread waits for another
+                columns += ith * ldy
+                prepare_one(node, ith, nth, b, k, columns, ldy)
+            else:
+                prepare_columns(node, ith, nth, sync, b, k, ldy)
+                barrier(sync, nth)
         n2 = ne(b, 2)
         ratio2, ratio3 = n2 // ne(a, 2), ne(b, 3) // ne(a, 3)
         run = n_rows_tile
@@ -178,7 +189,7 @@ def make_kernel(ta, tb, direct, shape, exact=False):
                 i3 = matrix // n2
                 i2 = matrix - i3 * n2
                 w = addr(a) + i2 // ratio2 * nb(a, 2) + i3 // ratio3 * nb(a, 3)
-                y = addr(b) + i2 * nb(b, 2) + i3 * nb(b, 3) if direct else work(node) + matrix * n * ldy
+                y = addr(b) + i2 * nb(b, 2) + i3 * nb(b, 3) if direct else columns + matrix * n * ldy
                 c = addr(d) + i2 * nb(d, 2) + i3 * nb(d, 3)
                 start += stop - r
                 for r0 in range(r, stop, run):

@@ -152,14 +152,19 @@ def _grid_table(type, array, weighted):
     return grid.grid.table
 
 
-def quantize(type, array, imatrix=None):
+refuses_nonfinite = False       # what strict=None means; True under GGJIT_DEBUG=check (engine/names.py)
+
+
+def quantize(type, array, imatrix=None, strict=None):
     """float array (..., k) -> uint8 array (..., row bytes) of `type`, byte-equal to ggml's reference quantiser.
 
     Formula: the type file's.  `imatrix` (k,) or None: importance of each column, >= 0; types without a search (Q8_0,
     MXFP4, the ternary ones, floats) do not use it, IQ1_S, IQ2_XXS and IQ2_XS need it.  Errors: ShapeError if k is no
     multiple of the block or imatrix does not fit; TypeMismatch for what is no real number; ParamError for importances
     below 0 or not finite, and for values that are not finite in IQ1, IQ2 and IQ3; NotSupported for a type without a
-    quantiser, or without one that needs no imatrix.  Source: ggml_quantize_chunk.
+    quantiser, or without one that needs no imatrix.
+    strict: True refuses a NaN or an infinity, which many types turn into finite numbers, as ggml's quantisers do; None:
+    only under GGJIT_DEBUG=check.  Source: ggml_quantize_chunk.
     """
     type = _type(type)
     weighted = imatrix is not None
@@ -169,6 +174,8 @@ def quantize(type, array, imatrix=None):
     if array.ndim == 0:
         raise ShapeError("quantize: a scalar has no rows; pass an array of at least one dimension")
     k = array.shape[-1]
+    if refuses_nonfinite if strict is None else strict:
+        _check_finite(type, array)
     nbytes = _row_nbytes(type, k)
     weights = _importances(imatrix, k) if weighted else 0
     with oom_guard("quantize: a look at the values", min(array.size, AT_ONCE)):
@@ -180,6 +187,20 @@ def quantize(type, array, imatrix=None):
         _run(kernel, "quantize_weighted" if searches else "quantize", type, n * math.prod(array.shape[:-1]), k // n,
              array, out, weights, table, n)
     return out
+
+
+def _check_finite(type, array):
+    """ParamError that names the first NaN or infinity, in pieces of AT_ONCE values; float types hold them."""
+    if type.block == 1:
+        return
+    flat = array.reshape(-1)
+    for first in range(0, flat.size, AT_ONCE):
+        bad = np.flatnonzero(~np.isfinite(flat[first:first + AT_ONCE]))
+        if len(bad):
+            at = first + int(bad[0])
+            where = [int(i) for i in np.unravel_index(at, array.shape)]
+            raise ParamError(f"quantize: value {where} is {flat[at]}, which {type!r} does not hold and may drop "
+                             f"without a trace; mend the values, or pass strict=False")
 
 
 def dequantize(type, raw, shape):

@@ -1,4 +1,8 @@
 """Types: quantisers byte-equal to ggml's, NumPy twins, round trips, errors."""
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from helpers import oracle
@@ -122,3 +126,23 @@ def test_errors_name_the_thing():
 def test_every_type_with_kernels_can_be_read():
     for type, (traits, module) in all_traits().items():
         assert traits.to_float and traits.type is type, (type, module)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_strict_quantisers_refuse_what_they_would_drop(bad):
+    x = np.ones((3, 256), np.float32)
+    x[1, 77] = bad
+    for t in (gg.Q4_0, gg.Q8_0, gg.Q4_K, gg.IQ4_NL):
+        with pytest.raises(gg.ParamError, match=r"value \[1, 77\] is -?(nan|inf).*strict=False"):
+            gg.quantize(t, x, strict=True)
+        x0 = np.nan_to_num(x, nan=1, posinf=1, neginf=1)
+        np.testing.assert_array_equal(gg.quantize(t, x0, strict=True), gg.quantize(t, x0))
+    assert not np.isfinite(gg.dequantize(gg.BF16, gg.quantize(gg.BF16, x, strict=True), x.shape)).all()
+
+
+def test_the_check_mode_is_strict():
+    code = ("import ggjit as gg, numpy as np\ntry:\n    gg.quantize('q4_0', np.full((1, 32), np.nan, np.float32))\n"
+            "except gg.ParamError as e:\n    print(e)")
+    r = subprocess.run([sys.executable, "-c", code], env={**os.environ, "GGJIT_DEBUG": "check"}, capture_output=True,
+                       text=True, timeout=300)
+    assert "value [0, 0] is nan" in r.stdout, r.stderr

@@ -193,12 +193,16 @@ def _make(type, shape):
         k, m, n, panels = ne(a, 0), ne(a, 1), ne(b, 1), work(node)
         tiles, n_blocks, groups = (n + n_columns - 1) // n_columns, k // block, m // ROWS
         column = whole_lines(n_blocks * y_nbytes)
-        own_first, own_end = own_share(tiles, ith, nth)
-        for t in range(own_first, own_end):
-            first, after = n * t // tiles, n * (t + 1) // tiles
-            for j in range(first, after):
-                prepare(addr(b) + j * nb(b, 1), k, panels + first * column, j - first, after - first)
-        barrier(sync, nth)
+        if n_columns == 1 and n == 1:           # each thread prepares its own column: no thread waits for another
+            panels += ith * column
+            prepare(addr(b), k, panels, 0, 1)
+        else:
+            own_first, own_end = own_share(tiles, ith, nth)
+            for t in range(own_first, own_end):
+                first, after = n * t // tiles, n * (t + 1) // tiles
+                for j in range(first, after):
+                    prepare(addr(b) + j * nb(b, 1), k, panels + first * column, j - first, after - first)
+            barrier(sync, nth)
         chunk, whole = chunk_of(groups, n_blocks, nth), groups // n_groups * n_groups
         own = panels + n * column + ith * whole_lines((chunk + n_groups - 1) * n_blocks * seen_nbytes)
         while True:
@@ -293,5 +297,6 @@ def product(a, b, n_threads):
         row_group = n_blocks * unpacked(format).nbytes
         own_nbytes = max(UNPACKED_NBYTES, shape.n_groups * row_group) + (shape.n_groups - 1) * row_group + 64
     return Kernel(f"mul_mat-repacked-{a.type.name}-{shape}", lambda: _make(a.type, shape), cost,
-                  n * whole_lines.py_func(n_blocks * column_nbytes(format)) + n_threads * own_nbytes,
+                  (n_threads if n == 1 else n) * whole_lines.py_func(n_blocks * column_nbytes(format))
+                  + n_threads * own_nbytes,
                   (__name__, module_of(a.type)))
