@@ -32,12 +32,12 @@ CHATML = {"template": "chatml"}
 
 
 @contextlib.contextmanager
-def serving(m, n_waiting=256, limits=None, n_predict=None, **more):
+def serving(m, n_waiting=256, limits=None, n_predict=None, grace=5, **more):
     """(an httpx client, the Service)"""
     with Service(m, n_waiting, n_predict) as service, socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(ModelServer(service, limits, **more).app(),
-                                               log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
+                                               log_level="warning", lifespan="off", timeout_graceful_shutdown=grace))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -362,6 +362,17 @@ def test_what_fails_once_is_computed_again_and_what_fails_always_ends(m, monkeyp
         left[0] = 3
         assert ask(client, 503, prompt="Emma", max_tokens=8)["error"]["message"] == "no memory for this"
         assert ask(client, prompt="Emma", max_tokens=8, temperature=0)["choices"][0]["text"] == want
+
+
+def test_what_is_in_work_when_the_server_stops_gets_a_status(m, monkeypatch):
+    slowed(m, monkeypatch)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with serving(m, grace=1) as (client, service):
+            url = str(client.base_url)
+            late = pool.submit(httpx.post, f"{url}/v1/completions", timeout=60,
+                               json={"prompt": "Emma", "max_tokens": 240, "ignore_eos": True})
+            _until(lambda: not service.batch.is_idle)
+        assert late.result().status_code == 503 and "ask again" in late.result().json()["error"]["message"]
 
 
 def test_many_clients_at_once_lose_nothing(m):
