@@ -8,12 +8,14 @@ import csv
 import numpy as np
 
 from ggjit.alloc.offsets.planners import plan_offsets
+from ggjit.alloc.torch_trace import read_torch_trace
 from ggjit.ops.core.errors import BadFile
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.whole_file import whole_file
 
 COLUMNS = ("id", "lower", "upper", "size")
 LIMIT = 1 << 62
+SNAPSHOTS = ".json", ".pickle", ".pkl"
 
 
 def _integer(text, name, line):
@@ -84,18 +86,26 @@ def defused(cell):
 
 @oom_guard("a problem from a file")
 def run_plan_csv(in_path, out_path=None, capacity=None, **search):
-    """Plan a CSV file; writes out_path (with offsets, also when over capacity) and returns
+    """Plan a CSV file, or a snapshot of PyTorch's allocator (.json, .pickle, .pkl: torch_trace.py), whose result has
+    "taken" as well, the bytes of segments that it held; writes out_path (with offsets, also when over capacity),
+    returns
     {"peak", "lower_bound", "proved_bound", "fits", "seconds", "nodes", "planner", "n_buffers"}: three times bytes, one
     of "fits", "does not fit", "not found in time", seconds without compiling, nodes of the search.  search: what
     plan_offsets takes (time_limit, node_limit, seed, n_threads).  Errors: BadFile (with line number), those of
     plan_offsets."""
+    more = {}
     try:
-        with open(in_path, newline="", encoding="utf-8") as f:
-            ids, lower, upper, size = read_problem(f)
+        if str(in_path).lower().endswith(SNAPSHOTS):
+            trace = read_torch_trace(in_path)
+            ids, lower, upper, size = trace.ids, trace.lower, trace.upper, trace.size
+            more = {"taken": trace.taken}
+        else:
+            with open(in_path, newline="", encoding="utf-8") as f:
+                ids, lower, upper, size = read_problem(f)
     except UnicodeDecodeError as e:
         raise BadFile(f"{in_path}: not text: {e.reason} at byte {e.start}") from None
     except BadFile as e:
-        raise BadFile(f"{in_path}: {e}") from None
+        raise (e if str(e).startswith(str(in_path)) else BadFile(f"{in_path}: {e}")) from None
     hopeless = capacity is not None and capacity < max(size, default=0)      # the best layout is written all the same
     lay = plan_offsets(lower, upper, size, capacity=None if hopeless else capacity, **search)
     if out_path is not None:
@@ -103,4 +113,4 @@ def run_plan_csv(in_path, out_path=None, capacity=None, **search):
             write_problem(f, ids, lower, upper, size, lay.offsets)
     return {"peak": lay.peak, "lower_bound": lay.lower_bound, "proved_bound": lay.proved_bound,
             "fits": "does not fit" if hopeless else lay.fits, "seconds": lay.seconds, "nodes": lay.nodes,
-            "planner": lay.planner, "n_buffers": len(ids)}
+            "planner": lay.planner, "n_buffers": len(ids), **more}

@@ -3,6 +3,7 @@
 Replaying a plan enters jitted code once (engine/cpu/thread_pool.py).
 """
 import itertools
+import weakref
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from ggjit.ops.native.jit import address_of, kernel_address
 LEAST_SAVED = 3
 
 _work = None                    # scratch memory of all plans of the process, which run one at a time
+_earlier = []                   # weak references to those it replaced, which earlier plans keep
 _growing = ForkLock()
 
 
@@ -39,13 +41,23 @@ def shared_work(backend, nbytes):
     global _work
     with _growing:
         if _work is None or _work.size < nbytes:
+            if _work is not None:
+                _earlier[:] = [ref for ref in _earlier if ref() is not None] + [weakref.ref(_work)]
             _work = HostBuffer(backend.device.buffer_type(), nbytes)
         return _work
 
 
 def work_memory():
-    """[the process-wide scratch buffer's memory]; nothing while there is none."""
-    return [] if _work is None else [_work._arena]
+    """Memory of the process-wide scratch buffer, and of earlier ones that plans keep."""
+    buffers = [_work, *(ref() for ref in _earlier)]
+    return [b._arena for b in buffers if b is not None and b._arena is not None]
+
+
+def reserve_work(backend, graph):
+    """Make the scratch buffer large enough for a graph, so that plans of smaller ones share it."""
+    nodes = [t for t in graph.nodes if t.op not in VIEW_OPS and 0 not in t.ne]
+    parts = plan_nodes(nodes, lambda t: kernel_of(t, backend.n_threads), repacked_ids(nodes))
+    shared_work(backend, max((p.kernel.work_nbytes for p in parts if p.kernel is not None), default=0))
 
 
 def likely_parts(graph, n_threads, repacked=frozenset()):

@@ -1,10 +1,11 @@
 """What a training was like: numbers by step and by epoch, and their picture."""
+import base64
 import dataclasses
 import math
 
 import numpy as np
 
-from ggjit.core.html_repr import PlotRepr
+from ggjit.core.html_repr import PlotRepr, escape
 from ggjit.ops.core.errors import TypeMismatch, extra
 
 
@@ -26,6 +27,22 @@ class History(PlotRepr):
     val_accuracy: list = dataclasses.field(default_factory=list)
     seconds: list = dataclasses.field(default_factory=list)
     stopped: str = ""
+    sample: str = ""                        # a prompt, and what the model wrote after it before and after (finetune)
+    before: str = ""
+    after: str = ""
+
+    def _repr_html_(self):
+        """The texts before and after, where there are, and the picture of the loss."""
+        if not self.sample:
+            return None
+        return "".join(f"<div style='white-space:pre-wrap;margin:4px 0'><span style='opacity:.6'>{what}: "
+                       f"{escape(self.sample)}</span>{escape(text)}</div>"
+                       for what, text in (("before", self.before), ("after", self.after))) + self._picture()
+
+    def _picture(self):
+        png = self._repr_png_()
+        return "" if png is None else (f"<img alt='loss by step' style='max-width:100%' "
+                                       f"src='data:image/png;base64,{base64.b64encode(png).decode()}'>")
 
     def plot(self, axes=None):
         """Loss by step, and by epoch of the held-out rows; returns matplotlib's axes.  Errors: MissingExtra."""

@@ -11,6 +11,8 @@ import ggjit as gg
 from ggjit.core.arguments import typed_methods
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
+from ggjit.cpu.cpu_plan import reserve_work
+from ggjit.cpu.device import CPU
 from ggjit.models.blocks.description import Loader, Scope
 from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
@@ -136,7 +138,10 @@ class Decoder(Network):
 
     def _reserve(self):
         """Reserve memory for the largest graph, so that the arena never has to move."""
-        (self.scheduler or self._allocator).reserve(self.largest_graph())
+        graph = self.largest_graph()
+        (self.scheduler or self._allocator).reserve(graph)
+        if self.scheduler is None and self.backend.device is CPU:
+            reserve_work(self.backend, graph)
 
     def _matrices(self):
         return self._products

@@ -47,6 +47,8 @@ from ggjit.train.optimizers import AdamW
 from ggjit.train.training import Training, uninterrupted
 
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+LEAST_STEPS = 40                # of a text that is read several times, where nobody says how often
+SAMPLE_TOKENS = 48
 MAX_TRIES = 4                   # tries with a smaller arena, where planning itself took memory
 SLACK, SLACK_NBYTES = 0.005, 4 << 20    # for small arrays that come and go
 KERNELS_NBYTES = 40 << 20       # that planning and loaded kernels take at most, not known while nothing is planned
@@ -168,7 +170,7 @@ class Finetuning:
     def __init__(self, model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr, batch, seed, n_threads,
                  checkpoint, callback):
         self._before = resident_now()
-        epochs = integer("epochs", epochs, 1, 1 << 31)
+        epochs = None if epochs is None else integer("epochs", epochs, 1, 1 << 31)
         steps = math.inf if steps is None else integer("steps", steps, 1, 1 << 62)
         batch, n_ctx = integer("batch", batch, 1, 1 << 20), integer("n_ctx", n_ctx, 2, 1 << 31)
         memory = None if memory is None else integer("memory", memory, 1, 1 << 62, " (bytes)")
@@ -185,7 +187,7 @@ class Finetuning:
                                    f"layers can be trained")
         alpha = 2 * rank if alpha is None else number("alpha", alpha)
         self.adapter = new_adapter(file, targets, rank, alpha, seed)
-        self.epochs, self.steps = epochs, steps
+        self.steps = steps
         n_ctx = min(n_ctx, file.arch_get("context_length", n_ctx, int))
         with contextlib.ExitStack() as stack:
             self.network = m = stack.enter_context(load_model(
@@ -199,6 +201,9 @@ class Finetuning:
             if len(data) < batch:
                 raise ParamError(f"finetune: {len(data)} rows of {n_ctx} tokens do not fill a batch of {batch}; use a "
                                  f"smaller batch or a shorter context")
+            if epochs is None:
+                epochs = 1 if steps < math.inf else -(-LEAST_STEPS // (len(data) // batch))
+            self.epochs = epochs
             params = [gg.set_param(t) for pair in self.adapter.pairs.values() for t in pair]
             self.n_params = sum(t.nbytes // 4 for t in params)
 
@@ -230,6 +235,12 @@ class Finetuning:
                     self.adapter.save(out)
         return self.loop.history
 
+    def sample(self, prompt):
+        """What the network writes after `prompt` now, SAMPLE_TOKENS at most."""
+        with self.network._lock:
+            self.network.reset()            # the adapter may be another than what was read with
+            return self.network.generate(prompt, min(SAMPLE_TOKENS, self.network.n_ctx // 2), cache_prompt=False).text
+
     def memory(self):
         """A MemoryUse of the training, as `m.memory()` is one of a model; `.filled()`: what it will take."""
         memory = self.network.memory()
@@ -249,9 +260,9 @@ class Finetuning:
 
 @takes_other_names(FINETUNING)
 @typed_call
-def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, n_ctx=256, memory=None, epochs=1,
+def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, n_ctx=256, memory=None, epochs=None,
              steps=None, lr=2e-4, batch=1, seed=0, n_threads=None, checkpoint=None, callback=None, progress=True,
-             on_plan=None, force=False):
+             on_plan=None, force=False, sample=None):
     """Train a LoRA adapter for a GGUF model, whose weights stay as they are, quantised too; returns the History.
 
         finetune("model.gguf", "letters.txt", "letters.gguf", memory=1_500_000_000)
@@ -261,9 +272,12 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
     file with a "text" a line, or token ids; cut into rows of n_ctx tokens.  out: the adapter, in llama.cpp's format.
     rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names of matrices, "attn_q" (default: those
     of attention and dense feed-forward).  memory: bytes the process may take; what does not fit is computed again.
-    epochs, steps: whichever ends first.  lr: of AdamW, a number or a schedule.  batch: rows of a step.
+    epochs, steps: whichever ends first; neither: one epoch, or as many as make 40 steps of a short text.  lr: of AdamW,
+    a number or a schedule.  batch: rows of a step.
     checkpoint: a file that is written every minute, after every epoch and when the training ends; the same call goes on
     from it, with the same bits.
+    sample: a prompt; what the model writes after it before and after the training is `.before` and `.after` of the
+    History, which shows both.
     callback: called with the History after every step; true: stop.  on_plan: called with the Finetuning, whose `.peak`
     is the bytes of the process to come, before the first step.
     However a training ends, `out` is the adapter of the last finished step.  force: a file of that name is replaced,
@@ -286,6 +300,10 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
     try:
         if on_plan is not None:
             on_plan(job)
-        return job.run(out, progress)
+        before = None if sample is None else job.sample(sample)
+        history = job.run(out, progress)
+        if sample is not None:
+            history.sample, history.before, history.after = sample, before, job.sample(sample)
+        return history
     finally:
         job.close()

@@ -14,6 +14,7 @@ from ggjit.models import finetune, load_model
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import CannotWrite
 from ggjit.models.networks.finetune import _texts, read_ids
+from ggjit.models.networks.load import EMBEDDED
 from ggjit.models.networks.training import TokenLoss
 from ggjit.tools.command.common import nbytes
 from ggjit.tools.command.helpers import adapters
@@ -254,3 +255,15 @@ def test_no_tokenizer(model, tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}))
     with pytest.raises(gg.ModelError, match="no vocabulary"):
         finetune(model, tmp_path / "a.jsonl", tmp_path / "a.gguf")
+
+
+def test_a_short_text_is_read_often_enough_to_show(model, tmp_path):
+    text = "The cat sat on the mat. " * 12
+    h = finetune(EMBEDDED, text, tmp_path / "a.gguf", n_ctx=32, lr=5e-3, n_threads=1, progress=False, sample="The cat")
+    assert 40 <= len(h.steps) < 80 and h.steps[-1] < h.steps[0] / 2
+    assert h.before != h.after and "sat on the mat" in h.after
+    page = h._repr_html_()
+    assert "before: The cat" in page and "sat on the mat" in page and "<img alt=" in page
+    with load_model(EMBEDDED, n_threads=1, n_ctx=64, lora=[(tmp_path / "a.gguf", 1.0)]) as m:
+        assert "sat on the mat" in m.generate("The cat", 24).text
+    assert len(finetune(EMBEDDED, text, tmp_path / "b.gguf", n_ctx=32, steps=2, n_threads=1, progress=False).steps) == 2

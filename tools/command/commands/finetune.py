@@ -25,7 +25,8 @@ def add_arguments(c):
     c.add_argument("--memory", type=nbytes, default=None, metavar="BYTES",
                    help="of the whole process, such as 1.5G: what does not fit is computed again (no limit)")
     add_n_ctx(c, "tokens of a row (256)")
-    c.add_argument("--epochs", type=positive, default=1, metavar="N", help="times through the data (1)")
+    c.add_argument("--epochs", type=positive, default=None, metavar="N",
+                   help="times through the data (once; a short text as often as makes 40 steps)")
     c.add_argument("--steps", type=positive, default=None, metavar="N", help="stop after so many steps")
     c.add_argument("--batch", type=positive, default=1, metavar="N", help="rows of a step (1)")
     c.add_argument("--lr", type=float, default=2e-4, metavar="RATE", help="learning rate of AdamW (2e-4)")

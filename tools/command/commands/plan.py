@@ -5,11 +5,13 @@ from ggjit.ops.core.errors import BadFile
 from ggjit.tools.command.common import add_threads, count
 
 EXAMPLES = (("ggjit plan buffers.csv -o placed.csv", "as low a peak as a second finds"),
+            ("ggjit plan snapshot.json", "PyTorch's allocator beside a static plan"),
             ("ggjit plan buffers.csv --capacity 1048576 --time-limit 10", "do they fit?"))
 
 
 def add_arguments(c):
-    c.add_file("input", metavar="IN.csv", help="one line per buffer; lower, upper: half-open steps")
+    c.add_file("input", metavar="IN", help="a CSV, one line per buffer; lower, upper: half-open steps; or "
+               "a snapshot of PyTorch's allocator (.json, .pickle)")
     c.add_file("-o", "--output", metavar="OUT.csv", help="the input with an offset column")
     c.add_argument("--capacity", type=count, default=None, metavar="BYTES", help="exit 1 if it cannot be met")
     c.add_argument("--time-limit", type=float, default=1.0, metavar="S", help="seconds of search (1)")
@@ -29,5 +31,7 @@ def run(args):
     verdict = result["fits"]                    # "fits", "does not fit" (proved), "not found in time"
     result |= {"fits": args.capacity is None or result["peak"] <= args.capacity, "verdict": verdict}
     if not args.json:
+        if result.get("taken"):
+            print(f"PyTorch held {result['taken']:,} bytes")
         print(f"peak {result['peak']:,}  lower bound {result['proved_bound']:,}  {verdict}  {result['seconds']:.3f} s")
     return result

@@ -1,0 +1,135 @@
+"""PyTorch's allocator snapshots as offset problems: what the allocator took, and what a static plan would take.
+
+    torch.cuda.memory._record_memory_history();  run;  torch.cuda.memory._snapshot()  as JSON or a pickle
+
+    {"segments":      [{"address", "total_size", "blocks": [...]}],         what was held at the end
+     "device_traces": [[{"action", "addr", "size"}, ...], ...]}             events of each device, the oldest first
+
+A buffer lives from its `alloc` to its `free_completed` (or `free_requested`, where that is all there is), counted in
+events; one that was there before the trace begins with it, one that is never freed lives to its end.  A pickle is read
+by a reader that builds numbers, strings, lists and dicts and calls nothing.
+"""
+import bisect
+import dataclasses
+import json
+import pickle
+
+from ggjit.ops.core.errors import BadFile, ParamError
+
+MAX_NBYTES = 1 << 62
+FREED = "free_completed"
+
+
+@dataclasses.dataclass
+class AllocationTrace:
+    """ids, lower, upper, size: lists, as of plan_offsets; taken: the most bytes of segments that were held at once,
+    None where the trace has no segments."""
+    ids: list
+    lower: list
+    upper: list
+    size: list
+    taken: int | None
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module, name):
+        raise BadFile(f"the pickle names {module}.{name}; a snapshot holds numbers and strings only, write it as JSON")
+
+    def persistent_load(self, pid):
+        raise BadFile("the pickle refers to something outside; write the snapshot as JSON")
+
+
+def read_torch_trace(path, device=0):
+    """The AllocationTrace of a snapshot's device.  Errors: BadFile (with the event), ParamError (no such device)."""
+    snapshot = _read(path)
+    traces = snapshot.get("device_traces") if isinstance(snapshot, dict) else None
+    if not isinstance(traces, list) or not all(isinstance(t, list) for t in traces):
+        raise BadFile(f"{path}: no snapshot of PyTorch's allocator: device_traces is missing")
+    if not 0 <= device < len(traces):
+        raise ParamError(f"{path}: no device {device}, it has traces of {len(traces)}")
+    try:
+        return _buffers(traces[device], snapshot.get("segments") or [], device)
+    except BadFile as e:
+        raise BadFile(f"{path}: {e}") from None
+
+
+def _read(path):
+    try:
+        with open(path, "rb") as f:
+            if f.read(1) == b"\x80":                            # a pickle of protocol 2 or later
+                f.seek(0)
+                return _Plain(f).load()
+            f.seek(0)
+            return json.loads(f.read())
+    except BadFile as e:
+        raise BadFile(f"{path}: {e}") from None
+    except (ValueError, RecursionError, MemoryError, EOFError, IndexError, KeyError, TypeError, AttributeError,
+            pickle.UnpicklingError) as e:
+        raise BadFile(f"{path}: neither JSON nor a pickle of plain values: {e}") from None
+
+
+def _buffers(events, segments, device):
+    n = len(events)
+    found = AllocationTrace([], [], [], [], None)
+    live, addresses, changes = {}, [], []       # {address: number of a buffer}, its keys in order; bytes of segments
+    freed_by = FREED if any(_word(e, i) == FREED for i, e in enumerate(events)) else "free_requested"
+    for i, event in enumerate(events):
+        action = _word(event, i)
+        if action in ("segment_alloc", "segment_map", "segment_free", "segment_unmap"):
+            size = _number(event, "size", i)
+            changes.append(size if action in ("segment_alloc", "segment_map") else -size)
+        elif action == "alloc":
+            at, size = _number(event, "addr", i), _number(event, "size", i)
+            if size:
+                _refuse_overlap(live, addresses, found, at, size, i)
+                live[at] = len(found.ids)
+                bisect.insort(addresses, at)
+                _add(found, i, n, size)
+        elif action == freed_by:
+            at, size = _number(event, "addr", i), _number(event, "size", i)
+            if at in live:
+                k = live.pop(at)
+                del addresses[bisect.bisect_left(addresses, at)]
+                found.upper[k] = max(i, found.lower[k] + 1)
+            elif size:                          # it was there before the trace began
+                _add(found, 0, max(i, 1), size)
+    mine = [s for s in segments if isinstance(s, dict) and s.get("device", device) == device]
+    if changes or mine:
+        now = sum(_number(s, "total_size", "a segment") for s in mine)
+        found.taken = most = now
+        for change in reversed(changes):
+            now -= change
+            most = max(most, now)
+        found.taken = most
+    return found
+
+
+def _add(found, lower, upper, size):
+    found.ids.append(f"b{len(found.ids)}")
+    found.lower.append(lower)
+    found.upper.append(upper)
+    found.size.append(size)
+
+
+def _refuse_overlap(live, addresses, found, at, size, i):
+    """A trace that overlaps itself is damaged.  Errors: BadFile."""
+    place = bisect.bisect_right(addresses, at)
+    for other in addresses[max(place - 1, 0):place + 1]:
+        k = live[other]
+        if other < at + size and at < other + found.size[k]:
+            raise BadFile(f"event {i}: {size} bytes at {at} overlap the {found.size[k]} bytes at {other} of event "
+                          f"{found.lower[k]}, which were not freed")
+
+
+def _word(event, i):
+    if not isinstance(event, dict) or not isinstance(event.get("action"), str):
+        raise BadFile(f"event {i} has no action")
+    return event["action"]
+
+
+def _number(event, name, i):
+    value = event.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64 or (
+            name != "addr" and value >= MAX_NBYTES):
+        raise BadFile(f"event {i}: {name} is {value!r}, expected a number of bytes")
+    return value

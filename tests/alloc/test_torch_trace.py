@@ -1,0 +1,104 @@
+"""Snapshots of PyTorch's allocator: lifetimes, what was held, and what a static plan takes; damaged ones are refused.
+
+The snapshots are written here in the form that torch.cuda.memory._snapshot() has.
+"""
+import json
+import pickle
+
+import numpy as np
+import pytest
+from helpers.processes import ggjit, result
+
+from ggjit.alloc.csvio import run_plan_csv
+from ggjit.alloc.torch_trace import read_torch_trace
+from ggjit.ops.core.errors import BadFile, ParamError
+
+
+def event(action, addr, size):
+    return {"action": action, "addr": addr, "size": size, "stream": 0, "frames": [], "time_us": 1}
+
+
+def snapshot(events, segments=()):
+    return {"segments": list(segments), "device_traces": [list(events)], "allocator_settings": {}}
+
+
+EVENTS = [event("segment_alloc", 0, 1000), event("alloc", 0, 100), event("alloc", 100, 50),
+          event("free_requested", 0, 100), event("free_completed", 0, 100), event("alloc", 150, 120),
+          event("free_completed", 5000, 70), event("segment_free", 8000, 400)]
+SEGMENT = {"device": 0, "address": 0, "total_size": 1000, "blocks": []}
+
+
+@pytest.fixture
+def path(tmp_path):
+    out = tmp_path / "snapshot.json"
+    out.write_text(json.dumps(snapshot(EVENTS, [SEGMENT])))
+    return out
+
+
+def test_lifetimes_are_those_of_the_events(path):
+    t = read_torch_trace(path)
+    assert list(zip(t.lower, t.upper, t.size, strict=True)) == [(1, 4, 100), (2, 8, 50), (5, 8, 120), (0, 6, 70)]
+    assert t.taken == 1400, "the segment that was freed last was held beside the other"
+
+
+def test_a_pickle_is_the_same_and_calls_nothing(path, tmp_path):
+    plain, evil = tmp_path / "s.pickle", tmp_path / "evil.pickle"
+    plain.write_bytes(pickle.dumps(snapshot(EVENTS, [SEGMENT])))
+    assert read_torch_trace(plain) == read_torch_trace(path)
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "written"), "w"))
+    evil.write_bytes(pickle.dumps({"device_traces": [[Evil()]]}))
+    with pytest.raises(BadFile, match=r"names \w+\.open"):
+        read_torch_trace(evil)
+    assert not (tmp_path / "written").exists()
+
+
+def test_a_static_plan_beside_what_was_held(path, tmp_path):
+    found = run_plan_csv(path, tmp_path / "out.csv")
+    assert found["peak"] == found["lower_bound"] == 240 and found["taken"] == 1400
+    assert (tmp_path / "out.csv").read_text().startswith("id,lower,upper,size,offset\n")
+    assert result(ggjit, "plan", path)["taken"] == 1400
+    assert "PyTorch held 1,400 bytes" in ggjit("plan", path).stdout
+
+
+def test_random_traces_keep_every_byte(tmp_path):
+    rng = np.random.default_rng()
+    events, live, top, least = [], {}, 0, 0
+    for _ in range(400):
+        if live and rng.random() < 0.5:
+            at = list(live)[rng.integers(len(live))]
+            events.append(event("free_completed", at, live.pop(at)))
+        else:
+            size = int(rng.integers(1, 1000))
+            events.append(event("alloc", top, size))
+            live[top] = size
+            top += size
+        least = max(least, sum(live.values()))
+    out = tmp_path / "s.json"
+    out.write_text(json.dumps(snapshot(events)))
+    t = read_torch_trace(out)
+    most = max(sum(s for lo, hi, s in zip(t.lower, t.upper, t.size, strict=True) if lo <= i < hi) for i in range(400))
+    assert most == least and t.taken is None
+    assert run_plan_csv(out)["peak"] >= least
+
+
+@pytest.mark.parametrize(("content", "text"), [
+    (b"", "neither JSON nor"), (b"{}", "device_traces is missing"), (b"[1", "neither JSON nor"),
+    (b"\x80\x04junk", "neither JSON nor"), (json.dumps(snapshot([{"addr": 1}])).encode(), "event 0 has no action"),
+    (json.dumps(snapshot([event("alloc", 0, -1)])).encode(), "event 0: size is -1"),
+    (json.dumps(snapshot([event("alloc", 0, 10), event("alloc", 5, 10)])).encode(),
+     "event 1: 10 bytes at 5 overlap the 10 bytes at 0 of event 0")])
+def test_damaged_ones_say_where(tmp_path, content, text):
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(BadFile, match=text):
+        read_torch_trace(path)
+    r = ggjit("plan", path)
+    assert r.returncode == 1 and str(path) in r.stderr and r.stderr.count("\n") == 1
+
+
+def test_devices(path):
+    with pytest.raises(ParamError, match="no device 1, it has traces of 1"):
+        read_torch_trace(path, 1)
