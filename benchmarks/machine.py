@@ -7,10 +7,12 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import re
 import time
 
 import numpy as np
 
+from ggjit.ops.core.machine import processor_name
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import ir_function, native
 from ggjit.ops.native.lanes import dpbusd_ir, for_ir, i64, madd_ir, maddubs_ir, splat_const
@@ -18,14 +20,14 @@ from ggjit.ops.native.simd import B, W, load_ir, store_ir, vec_ir
 from ggjit.profiling.machine_limits import CHAINS, peak_f32, read_bandwidth
 
 IDLE_CORES = 0.10           # others may use this much of one core before we call the machine busy
-TICKS = os.sysconf("SC_CLK_TCK")
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 PACKAGES = ("ggjit", "numba", "llvmlite", "numpy", "xllamacpp", "onnxruntime", "openvino", "torch", "gguf")
 
 
 def _cpuinfo():
-    """Fields of the first processor."""
-    fields = {}
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+    """Fields of the first processor, none where the system is not Linux."""
+    fields, path = {}, pathlib.Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else ():
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
     return fields
@@ -34,8 +36,9 @@ def _cpuinfo():
 def cpu_model():
     """The processor's name as the system gives it, with family and model, since clouds hide the name."""
     fields = _cpuinfo()
-    name = fields.get("model name", platform.processor() or platform.machine())
-    return f"{name} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')}), {os.cpu_count()} cores"
+    name = processor_name() or f"{isa.PROCESSOR} ({platform.machine()})"
+    x86 = f" (family {fields['cpu family']}, model {fields.get('model', '?')})" if "cpu family" in fields else ""
+    return f"{name}{x86}, {os.cpu_count()} cores"
 
 
 def versions():
@@ -84,15 +87,30 @@ def peak_int8(now=time.perf_counter, n=1_000_000):
 
 
 def slug():
-    """The processor in a file's name: "genuineintel-6-207"."""
-    fields = _cpuinfo()
-    parts = (fields.get(key, platform.machine()) for key in ("vendor_id", "cpu family", "model"))
+    """The processor in a file's name: "genuineintel-6-207"; of ARM on Linux "aarch64-0x41-0xd0c-0x3", implementer, part
+    and variant; elsewhere "arm64-apple-m1"."""
+    return _slug(_cpuinfo(), platform.machine(), processor_name() or isa.PROCESSOR)
+
+
+def _slug(fields, machine, name):
+    if "vendor_id" in fields:
+        parts = [fields.get(key, "0") for key in ("vendor_id", "cpu family", "model")]
+    elif "CPU implementer" in fields:
+        parts = [machine, *(fields.get(key, "0") for key in ("CPU implementer", "CPU part", "CPU variant"))]
+    else:
+        parts = [machine, *re.findall(r"[A-Za-z0-9]+", name)]
     return "-".join(parts).lower()
 
 
 def busy_seconds():
-    """Processor seconds all cores have been busy since the machine started; idle and waiting for disks are not."""
-    fields = pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    """Processor seconds all cores have been busy since the machine started; idle and waiting for disks are not.
+
+    Of this process alone where the system does not tell of others.
+    """
+    path = pathlib.Path("/proc/stat")
+    if not path.exists():
+        return own_seconds()
+    fields = path.read_text().split("\n", 1)[0].split()[1:]
     return sum(int(fields[i]) for i in (0, 1, 2, 5, 6, 7)) / TICKS       # user nice system irq softirq steal
 
 
@@ -104,7 +122,7 @@ def own_seconds():
 
 def cores():
     """Numbers of the cores this process may use."""
-    return sorted(os.sched_getaffinity(0))
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 @contextlib.contextmanager

@@ -85,3 +85,12 @@ def test_a_machine_without_an_emulator_is_told_so(tmp_path):
     r = subprocess.run([ROOT / ".ci" / "aarch64", "sample"], env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
                        text=True, capture_output=True)
     assert (r.returncode, r.stdout) == (3, "") and r.stderr == "aarch64: no qemu-user (Debian: qemu-user-static)\n"
+
+
+def test_kernels_compile_and_link_for_macos():
+    """Products, attention, norms and the walk; without llvm-rtdyld they are compiled alone, and the line says so."""
+    r = subprocess.run([sys.executable, ROOT / ".ci" / "macos"], text=True, capture_output=True)
+    assert r.returncode == 0, r.stdout + r.stderr
+    n, said = re.fullmatch(r"(\d+) kernels for arm64-apple-macosx14.0.0, neon apple-m1, [\d,]+ bytes; (.*)\n",
+                           r.stdout).groups()
+    assert int(n) >= 20 and (said == "linked" if shutil.which("llvm-rtdyld") else "no llvm-rtdyld" in said)

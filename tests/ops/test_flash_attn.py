@@ -13,6 +13,7 @@ from ggjit.ops.attention import flash_attn
 from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Case, all_specs
+from ggjit.ops.native.isa import NAMES
 
 SPEC = all_specs()[OP.FLASH_ATTN_EXT]
 
@@ -152,7 +153,7 @@ def test_heads_shorter_than_a_vector(kind, d):
         assert np.abs(got - want).max() < 1e-6, n_kv
 
 
-@pytest.mark.parametrize("isa,options", sampled(itertools.product(["avx2", "generic"], [
+@pytest.mark.parametrize("isa,options", sampled(itertools.product(NAMES[-2:], [
     "kt=F16, d=40, dv=24, n_kv=600, n=1, rep=4, max_bias=8.0, cap=5.0, sinks=True",
     "kt=F32, d=40, dv=24, n_kv=130, n=20, rep=4, permuted=True", "kt=F16, d=4, n_kv=45, rep=2"]), enumerate))
 def test_other_instruction_sets(isa, options, on_isa):

@@ -32,12 +32,12 @@ CHATML = {"template": "chatml"}
 
 
 @contextlib.contextmanager
-def serving(m, n_waiting=256, limits=None, n_predict=None, **more):
+def serving(m, n_waiting=256, limits=None, n_predict=None, grace=5, **more):
     """(an httpx client, the Service)"""
     with Service(m, n_waiting, n_predict) as service, socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(ModelServer(service, limits, **more).app(),
-                                               log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
+                                               log_level="warning", lifespan="off", timeout_graceful_shutdown=grace))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -364,6 +364,17 @@ def test_what_fails_once_is_computed_again_and_what_fails_always_ends(m, monkeyp
         assert ask(client, prompt="Emma", max_tokens=8, temperature=0)["choices"][0]["text"] == want
 
 
+def test_what_is_in_work_when_the_server_stops_gets_a_status(m, monkeypatch):
+    slowed(m, monkeypatch)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with serving(m, grace=1) as (client, service):
+            url = str(client.base_url)
+            late = pool.submit(httpx.post, f"{url}/v1/completions", timeout=60,
+                               json={"prompt": "Emma", "max_tokens": 240, "ignore_eos": True})
+            _until(lambda: not service.batch.is_idle)
+        assert late.result().status_code == 503 and "ask again" in late.result().json()["error"]["message"]
+
+
 def test_many_clients_at_once_lose_nothing(m):
     prompts = [f"{'It was a truth universally acknowledged. ' * (i % 5)}Number {i}" for i in range(40)]
     want = [alone(m, p, 10)[0] for p in prompts]
@@ -433,7 +444,7 @@ def test_the_command_serves_and_stops_gracefully(tmp_path):
         assert r.status_code in (200, 400, 500, 501), r.text            # it has no vocabulary to write with
         assert httpx.get(url.replace("/v1", "/health"), timeout=60).json() == {"status": "ok"}
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 0 and "stopped" in err and json.loads(out)["port"] == int(url.split(":")[2][:-3])
     finally:
         process.kill()

@@ -98,6 +98,9 @@ class ModelServer:
                 self._check_key(request)
                 body = await self._body(request) if request.method == "POST" else {}
                 return await answer(request, body)
+            except asyncio.CancelledError:          # the time of grace is over
+                asyncio.current_task().uncancel()
+                return _json(*reversed(error_body(Cancelled("the server stops; ask again when it is back"))))
             except Exception as e:
                 self.service.n_requests["error"] += 1
                 return _json(*reversed(error_body(e)), {"Retry-After": "1"} if isinstance(e, QueueFull) else None)

@@ -57,6 +57,8 @@ def add_arguments(c):
     c.add_argument("--chat-template", metavar="JINJA", help="another template of chats, or the name of one: chatml, or "
                    "one in the file")
     c.add_file("--chat-template-file", metavar="FILE", help="... from a file")
+    c.add_argument("--pooling", metavar="KIND",
+                   help="how embeddings are made of tokens: mean, cls, last, or rank (as the file says)")
     add_n_ctx(c, "tokens of one text, its prompt and answer (the model's own)")
     add_kv_type(c)
     add_repack(c)
@@ -117,14 +119,15 @@ def _key(args):
 def _loaded(path, args):
     """The model, with as many cache rows as its memory allows, planned before anything is loaded."""
     options = dict(kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
+    pooling = {} if args.pooling is None else {"pooling": args.pooling}
     if args.n_gpu_layers is not None:
-        return load(path, args, n_batch=args.n_batch, n_seqs=args.parallel, **options)
+        return load(path, args, n_batch=args.n_batch, n_seqs=args.parallel, **pooling, **options)
     report = model_peak(path, n_batch=args.n_batch, flash=True, planner="ggml", n_threads=args.threads or 1,
                         strict=args.strict, **options)
     kinds, n_ctx = report.kinds, report.n_ctx
     if not kinds["KV cache"]:
-        return load(path, args, repack=args.repack)
+        return load(path, args, repack=args.repack, **pooling)
     memory = args.memory or machine.available_nbytes() // SHARE
     fixed = sum(kinds.values()) - kinds["KV cache"]
     n_cells = serving.plan_cells(memory, fixed, kinds["KV cache"] // report.n_cells, n_ctx, args.parallel)
-    return load(path, args, n_batch=args.n_batch, n_seqs=args.parallel, n_cells=n_cells, **options)
+    return load(path, args, n_batch=args.n_batch, n_seqs=args.parallel, n_cells=n_cells, **pooling, **options)
