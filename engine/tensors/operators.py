@@ -374,10 +374,10 @@ def matmul(a, b):
             return _shaped(y, y.ne, a.ndim - 1)
         y = mul_mat(b, a)                       # [1, m, ...]: one value per row
         return _shaped(y, (*y.ne[1:], 1), a.ndim - 1)
-    batch = broadcast("mul_mat", a, b, first=2)
+    batch, vector = broadcast("mul_mat", a, b, first=2), a.ndim == 1
     if a.ne[2:] != batch:
         a = repeat_to(a, (*a.ne[:2], *batch), max(a.ndim, b.ndim))
-    return _product(_rows_along_k(b), a, max(a.ndim, b.ndim))
+    return _product(_rows_along_k(b), a, max(a.ndim, b.ndim), vector)
 
 
 def _times_rows(a, w):
@@ -385,12 +385,12 @@ def _times_rows(a, w):
     if not a.ndim or a.ne[0] != w.ne[0]:
         raise ShapeError(f"matmul: {describe(a)} has rows of {a.ne[0] if a.ndim else 'no axis'}, {describe(w)} rows of "
                          f"{w.ne[0]} (shapes {a.shape} @ {w.shape[::-1]})")
-    return _product(w, a, max(a.ndim, 2))
+    return _product(w, a, max(a.ndim, 2), a.ndim == 1)
 
 
-def _product(rows, a, ndim):
-    """mul_mat(rows, a) with the axes of a @ rows.T."""
-    y, vector = mul_mat(rows, a), a.ndim == 1
+def _product(rows, a, ndim, vector):
+    """mul_mat(rows, a) with the axes of a @ rows.T; vector: a was one, whose axis of length 1 is dropped again."""
+    y = mul_mat(rows, a)
     return _shaped(y, (y.ne[0], *y.ne[2:], 1), ndim - 1) if vector else _shaped(y, y.ne, ndim)
 
 

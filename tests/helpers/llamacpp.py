@@ -40,3 +40,13 @@ def nmse_of_logits(path, n_vocab):
                        capture_output=True, timeout=600)
     assert r.returncode == 0, r.stderr[-2000:]
     return json.loads(r.stdout.splitlines()[-1])
+
+
+def loads(path):
+    """Does llama.cpp load that model?"""
+    code = ("import sys\nfrom benchmarks.worker import Worker\nwith Worker('peer') as peer:\n"
+            "    try:\n        peer.ask('load', sys.argv[1], n_threads=1, n_ctx=64)\n    except Exception:\n"
+            "        print('refused')\n    else:\n        print('loaded')")
+    r = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, text=True, capture_output=True, timeout=600)
+    assert r.returncode == 0, r.stderr[-2000:]
+    return r.stdout.split()[-1] == "loaded"

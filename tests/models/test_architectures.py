@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 from helpers import arch_files, devices, tiny_model
+from helpers.llamacpp import loads
 from helpers.paths import TESTS
 from helpers.requirements import shared
 from helpers.sample import sampled
@@ -239,6 +240,23 @@ def test_relative_buckets():
     """T5: near distances have buckets of their own, far ones share them, keys after the query have the upper half."""
     buckets = relative_buckets(np.array([0, 1, -1, -7, -8, -11, -12, 127, 128, 1000]), 32).tolist()
     assert buckets == [0, 17, 1, 7, 8, 8, 9, 31, 31, 31]
+
+
+# llama.cpp's verdict on the same files, of one tensor missing and of all: it loads them, as each is optional by itself,
+# and computes with what is there.  Nobody converts such a model, so a missing one is a damaged file here.
+LLAMACPP_LOADS = {("qwen2", "blk.0.attn_k.bias"): True, ("stablelm", "blk.0.attn_k.bias"): True,
+                  ("glm4", "blk.0.attn_v.bias"): True, ("qwen2moe", "blk.0.attn_q.bias"): True,
+                  ("phi3", "rope_factors_short.weight"): True, ("phi3", "rope_factors_long.weight"): True}
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(("name", "lost"), LLAMACPP_LOADS)
+def test_llamacpps_verdict_on_tensors_that_are_missing(name, lost, tmp_path, need):
+    need("xllamacpp", "llama.cpp is the oracle")
+    arch_files.write(shared("tools"), name, tmp_path / "m.gguf")
+    tensors, metadata = load_gguf(tmp_path / "m.gguf")
+    save_gguf(tmp_path / "one.gguf", {n: t for n, t in tensors.items() if n != lost}, metadata)
+    assert loads(tmp_path / "one.gguf") == LLAMACPP_LOADS[name, lost]
 
 
 @pytest.mark.parametrize(("name", "lost"), [

@@ -172,7 +172,7 @@ def test_the_rendering_process_is_replaced(plain):
 
 
 @pytest.mark.parametrize("messages, words", [
-    ("Hi", r"messages is 'Hi', expected a list of them, such as \[{\"role\": \"user\""), ([], "messages is"),
+    (5, r"messages is 5, expected a list of them, such as \[{\"role\": \"user\""), ([], "messages is"),
     (["Hi"], r"messages\[0\] is 'Hi', expected a dict with a role"), ([SAID[0], {"content": "x"}], r"messages\[1\]"),
     ([{"role": 3, "content": "x"}], r"messages\[0\]"), ([{"role": "user"}], r"messages\[0\] has the content None"),
     ([{"role": "user", "content": b"x"}], "content b'x'"), (SAID[1:2] * 2, "refuses these messages: roles must"),

@@ -444,7 +444,7 @@ def test_the_command_serves_and_stops_gracefully(tmp_path):
         assert r.status_code in (200, 400, 500, 501), r.text            # it has no vocabulary to write with
         assert httpx.get(url.replace("/v1", "/health"), timeout=60).json() == {"status": "ok"}
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 0 and "stopped" in err and json.loads(out)["port"] == int(url.split(":")[2][:-3])
     finally:
         process.kill()

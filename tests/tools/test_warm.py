@@ -26,8 +26,8 @@ def test_a_helper_ends_with_the_command_that_started_it(tmp_path):
     process = start_helper(tmp_path / "absent.gguf", {}, (0, 1))
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(60) == 1
+    assert process.wait(300) == 1
     code = f"from {end_with_parent.__module__} import end_with_parent as end\nimport time\nend()\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
         process.stdin.close()
-        assert process.wait(30) == 1
+        assert process.wait(300) == 1

@@ -106,7 +106,7 @@ def test_a_worker_command_works_for_a_scheduler(tls, tmp_path):
             assert "00000000" not in set().union(*own.values()), "a listener on all addresses"
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(HANGS) == 0
         process.stdout.close()
 
 

@@ -230,7 +230,7 @@ def test_a_forked_child_takes_no_answers_and_waits_for_no_thread(cluster):
         os._exit(0 if n_raised == 4 else 1)
     assert os.waitpid(pid, 0)[1] == 0
     freeze(server, False)
-    waits.join(10)
+    waits.join(HANGS)
     assert not waits.is_alive() and bytes(t.bytes()) == x.tobytes()
 
 
@@ -273,7 +273,7 @@ def test_processes_that_are_killed_or_stopped_at_any_point(n, monkeypatch):
                 device._find = lambda: address
                 np.testing.assert_array_equal(step_of(device.reopen().init_backend())(values), want)
         spare.send_signal(signal.SIGTERM)
-        assert spare.wait(10) == 0
+        assert spare.wait(HANGS) == 0
     finally:
         for process, _ in (*victims, (spare, address)):
             process.kill()

@@ -177,7 +177,7 @@ def test_several_threads_wait_for_one_worker():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(HANGS)
         assert not errors and not any(thread.is_alive() for thread in threads)
 
 
