@@ -146,8 +146,8 @@ class _Calls:
 
     def _address(self, type, value):
         self.n += 1
-        self.out.append(f"  %ggjit.{self.n} = ptrtoint {re.sub(' align.*', '', type)} {value} to i64")
-        return f"%ggjit.{self.n}"
+        self.out.append(f"  %traced_{self.n} = ptrtoint {re.sub(' align.*', '', type)} {value} to i64")
+        return f"%traced_{self.n}"
 
     def _call(self, what, pointer, n):
         self.out.append(f"  call void @ggjit_{what}(i64 {self._address(*pointer)}, i64 {n})")
@@ -156,11 +156,11 @@ class _Calls:
         """A part of a vector: its first lanes, as many as the mask has."""
         self.n += 1
         k, word = self.n, f"i{lanes}"
-        self.out += [f"  %ggjit.m{k} = bitcast <{lanes} x i1> {mask} to {word}",
-                     f"  %ggjit.c{k} = call {word} @llvm.ctpop.{word}({word} %ggjit.m{k})",
-                     f"  %ggjit.w{k} = {'zext' if int(lanes) < 64 else 'bitcast'} {word} %ggjit.c{k} to i64",
-                     f"  %ggjit.b{k} = mul i64 %ggjit.w{k}, {_nbytes(elem)}"]
-        self._call("loaded" if kind == "load" else "stored", pointer, f"%ggjit.b{k}")
+        self.out += [f"  %traced_m{k} = bitcast <{lanes} x i1> {mask} to {word}",
+                     f"  %traced_c{k} = call {word} @llvm.ctpop.{word}({word} %traced_m{k})",
+                     f"  %traced_w{k} = {'zext' if int(lanes) < 64 else 'bitcast'} {word} %traced_c{k} to i64",
+                     f"  %traced_b{k} = mul i64 %traced_w{k}, {_nbytes(elem)}"]
+        self._call("loaded" if kind == "load" else "stored", pointer, f"%traced_b{k}")
         return word
 
     def _spread(self, kind, lanes, elem, pointer, pointers, mask):
@@ -168,11 +168,11 @@ class _Calls:
         for i in range(int(lanes)):
             self.n += 1
             k = self.n
-            self.out += [f"  %ggjit.p{k} = extractelement <{lanes} x {pointer}> {pointers}, i32 {i}",
-                         f"  %ggjit.l{k} = extractelement <{lanes} x i1> {mask}, i32 {i}",
-                         f"  %ggjit.w{k} = zext i1 %ggjit.l{k} to i64",
-                         f"  %ggjit.b{k} = mul i64 %ggjit.w{k}, {_nbytes(elem)}"]
-            self._call("loaded" if kind == "gather" else "stored", (pointer, f"%ggjit.p{k}"), f"%ggjit.b{k}")
+            self.out += [f"  %traced_p{k} = extractelement <{lanes} x {pointer}> {pointers}, i32 {i}",
+                         f"  %traced_l{k} = extractelement <{lanes} x i1> {mask}, i32 {i}",
+                         f"  %traced_w{k} = zext i1 %traced_l{k} to i64",
+                         f"  %traced_b{k} = mul i64 %traced_w{k}, {_nbytes(elem)}"]
+            self._call("loaded" if kind == "gather" else "stored", (pointer, f"%traced_p{k}"), f"%traced_b{k}")
 
     def of(self, text):
         words = set()

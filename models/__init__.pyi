@@ -13,23 +13,6 @@ from ggjit.train import History
 
 _Path = str | os.PathLike[str]
 
-class _LlamaOptions(TypedDict, total=False):
-    n_ctx: int | None
-    n_batch: int
-    kv_type: Literal["F16", "F32", "BF16", "Q8_0", "Q4_0"]
-    flash: bool
-    n_seqs: int
-    rope_scaling: Literal["none", "linear", "yarn"] | None
-    rope_scale: float | None
-    rope_freq_base: float | None
-    rope_freq_scale: float | None
-    yarn_orig_ctx: int | None
-    yarn_ext_factor: float | None
-    yarn_attn_factor: float | None
-    yarn_beta_fast: float | None
-    yarn_beta_slow: float | None
-    repack: bool | None
-
 class _Sampling(TypedDict, total=False):            # temp is an argument of its own
     top_k: int
     top_p: float
@@ -134,6 +117,8 @@ class _Network:
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]: ...
     def hidden(self, ids: Sequence[int]) -> npt.NDArray[np.float32]: ...
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]: ...
+    def rerank(self, query: str, texts: Sequence[str]) -> npt.NDArray[np.float32]: ...
+    def encode_image(self, image: Any) -> npt.NDArray[np.float32]: ...
     @overload
     def generate(self, prompt: str | Sequence[int], n_predict: int = 64, temp: float = 0.0,
                  stop: str | int | Sequence[str | int] = (), ignore_eos: bool = False,
@@ -190,14 +175,23 @@ class _Finetuning:
 def load_model(path: _Path | None = None, backend: str | Backend = "CPU", n_threads: int | None = None,
                reserve: bool = True, n_gpu_layers: int | None = None, cpu_moe: bool = False, strict: bool = True,
                validate: bool = False, lora: Sequence[_Path | tuple[_Path, float]] = (),
-               devices: Sequence[Device] | None = None,
-               **options: Unpack[_LlamaOptions]) -> _Network: ...
+               devices: Sequence[Device | str] | None = None,
+               override_tensor: Mapping[str, str] | Sequence[tuple[str, str]] = (), vision: _Path | None = None, *,
+               n_ctx: int | None = None, n_batch: int = 512, kv_type: str = "F16", flash: bool = True,
+               n_seqs: int | None = None, n_cells: int | None = None,
+               rope_scaling: Literal["none", "linear", "yarn"] | None = None, rope_freq_base: float | None = None,
+               rope_freq_scale: float | None = None, rope_scale: float | None = None,
+               yarn_ext_factor: float | None = None, yarn_attn_factor: float | None = None,
+               yarn_beta_fast: float | None = None, yarn_beta_slow: float | None = None,
+               yarn_orig_ctx: int | None = None, pooling: Literal["none", "mean", "cls", "last", "rank"] | None = None,
+               repack: bool | None = None) -> _Network: ...
 def finetune(model: _Path | None = None, data: _Path | Sequence[int] | npt.NDArray[Any] | None = None,
              out: _Path | None = None, rank: int = 8, alpha: float | None = None, targets: Sequence[str] | None = None,
-             n_ctx: int = 256, memory: int | None = None, epochs: int = 1, steps: int | None = None,
+             n_ctx: int = 256, memory: int | None = None, epochs: int | None = None, steps: int | None = None,
              lr: float | Callable[[int], float] = 2e-4, batch: int = 1, seed: int = 0, n_threads: int | None = None,
              checkpoint: _Path | None = None, callback: Callable[[History], Any] | None = None, progress: bool = True,
-             on_plan: Callable[[_Finetuning], Any] | None = None, force: bool = False) -> History: ...
+             on_plan: Callable[[_Finetuning], Any] | None = None, force: bool = False,
+             sample: str | None = None) -> History: ...
 def embed_texts(model: _Path, texts: Sequence[str], cluster: Any = None, keep: _Path | None = None, n_part: int = 32,
                 progress: Callable[[int], object] | None = None) -> npt.NDArray[np.float32]: ...
 def generate_texts(model: _Path, texts: Sequence[str], cluster: Any = None, keep: _Path | None = None,

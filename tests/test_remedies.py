@@ -132,8 +132,6 @@ REMEDIES = {
     "a quantised safetensor": (lambda f: (f / "x.gguf", {"t": tensor(4, 32, type="Q8_0")}),
                                lambda x: save_safetensors(f"{x[0]}.safetensors", x[1]), "use save_gguf",
                                lambda x: save_gguf(x[0], x[1], {})),
-    "a tensor is no graph": (lambda f: gg.relu(tensor(4)), gg.measure, r"gg.measure\(gg.Graph\(y\)\)",
-                             lambda y: gg.measure(gg.Graph(y))),
     "a loss of many": (lambda f: gg.set_param(tensor(4)), lambda w: gg.grad(gg.sqr(w), [w]), "take gg.sum",
                        lambda w: gg.grad(gg.sum(gg.sqr(w)), [w])),
     "rows of other lengths": (lambda f: (tensor(4, 6), tensor(6, 3)), lambda x: gg.mul_mat(*x),

@@ -26,13 +26,13 @@ from ggjit.tensors.context import Context
 LEVELS = tuple(name for name in isa.LEVELS if name.startswith("neon"))
 K, M = 4096, 512                        # of the weights
 _CHILD = """
+import importlib
 from llvmlite import binding as llvm
 llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
 llvm.get_process_triple = lambda: "aarch64-unknown-linux-gnu"
 llvm.get_host_cpu_features = dict
-from ggjit.tools import arm_code
-arm_code.compile_products({names!r})
+importlib.import_module("ggjit.tools.arm_code").compile_products({names!r})
 """
 
 

@@ -46,7 +46,7 @@ def process_memory():
 
 def _fields(path):
     """{name: bytes} of lines "Name:  123 kB"."""
-    with open(path) as f:
+    with open(path, encoding="utf-8") as f:
         parts = [line.split() for line in f]
     return {p[0].rstrip(":"): int(p[1]) << 10 for p in parts if len(p) == 3 and p[2] == "kB"}
 
@@ -56,7 +56,7 @@ def resident_now():
 
     (0, 0) where the system does not say.
     """
-    with contextlib.suppress(OSError), open(STATM) as f:
+    with contextlib.suppress(OSError), open(STATM, encoding="utf-8") as f:
         n_pages, n_file = map(int, f.read().split()[1:3])
         return (n_pages - n_file) * PAGE, n_file * PAGE
     return 0, 0

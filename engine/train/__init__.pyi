@@ -83,9 +83,12 @@ class History:
     val_accuracy: list[float]
     seconds: list[float]
     stopped: str
+    sample: str
+    before: str
+    after: str
     def __init__(self, steps: list[float] = ..., loss: list[float] = ..., accuracy: list[float] = ...,
                  val_loss: list[float] = ..., val_accuracy: list[float] = ..., seconds: list[float] = ...,
-                 stopped: str = ...) -> None: ...
+                 stopped: str = ..., sample: str = ..., before: str = ..., after: str = ...) -> None: ...
     def plot(self, axes: Any = None) -> Any: ...
 
 _Data = Dataset | tuple[npt.ArrayLike | Sequence[npt.ArrayLike], npt.ArrayLike] | npt.ArrayLike

@@ -89,6 +89,8 @@ def load_imatrix(path):
     if not found.sums:
         raise BadFile(f"{path}: holds no sums of a matrix; make it with `ggjit imatrix`")
     for name, s in found.sums.items():
+        if not s.values.size:
+            raise BadFile(f"{path}: {name!r} has no sums; make the file again")
         if not (np.isfinite(s.values).all() and np.isfinite(s.counts).all() and (s.values >= 0).all()):
             raise BadFile(f"{path}: the sums of {name!r} are not all finite and at least 0; make the file again")
     return found

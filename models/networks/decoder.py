@@ -335,8 +335,8 @@ class Decoder(Network):
         """Forget the text so far, but for what `ids` begins with: how many of them need not be read again.
 
         All but the last at most, since its logits are wanted.  States of recurrent layers know the whole text only.
-        What was read while values of it were kept or replaced (networks/hooks.py), or before a weight was written to,
-        or stood behind tokens that a context shift dropped, is read again.
+        What was read while values of it were kept or replaced (models/networks/hooks.py), or before a weight was
+        written to, or stood behind tokens that a context shift dropped, is read again.
         """
         with self._lock:
             ids = self._checked_ids(ids, self.n_ctx)
@@ -421,7 +421,7 @@ class Decoder(Network):
 
     @property
     def is_watched(self):
-        """Are values of it kept or replaced (networks/hooks.py)?"""
+        """Are values of it kept or replaced (models/networks/hooks.py)?"""
         return self._hooks.wanted is not None
 
     def cut_text(self, n):

@@ -181,7 +181,8 @@ def mask_room(m, window, n_tokens, n_kv):
     room = m._mask_memory.get(window)
     if room is None or room.size < n:
         most = min(m.n_batch, m.n_ctx) * m.cells.n_rows[window]
-        room = m._mask_memory[window] = empty(max(n, most), _mask_dtype(m), "a mask")
+        room = m._mask_memory[window] = empty(max(n, most), _mask_dtype(m),
+                                                "a mask (less with a smaller n_ctx or n_batch)")
     return room[:n].reshape(n_tokens, n_kv)
 
 

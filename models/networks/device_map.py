@@ -32,6 +32,7 @@ PROBE_SHARE = 8                 # the matrix takes at most this part of the free
 N_PROBES = 3
 OUTPUT = "output"
 ROOM = 0.85                     # of free memory for weights and caches; the rest is for computing
+GRAPH_NBYTES = 1 << 17          # that the graphs of a part take in a worker's memory
 
 
 @typed_call
@@ -121,7 +122,7 @@ class DeviceMap:
             room = ROOM * share.free_nbytes
             if todo and todo[0] == OUTPUT and sizes[OUTPUT][0] > room:
                 todo.pop(0)             # the output matrix stays with the driver
-            while todo and share.held_nbytes + sizes[todo[0]][0] <= room:
+            while todo and share.held_nbytes + sizes[todo[0]][0] + GRAPH_NBYTES * (len(share.parts) + 1) <= room:
                 k = todo.pop(0)
                 self._placement[k] = share.backend
                 share.parts.append(k)

@@ -1,5 +1,7 @@
 """What all networks share: the file, its weights, its tokenizer, and plans kept per input shape."""
+import dataclasses
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -309,7 +311,7 @@ class Network:
         """
         if not shape:
             return self.largest_graph()
-        if len(shape) == 1 and not isinstance(shape[0], str):
+        if len(shape) == 1 and not dataclasses.is_dataclass(shape[0]):
             shape = self._shape_of(integer("graph: the number of tokens", shape[0], 1, self._most_at_once))
         return Graph(*self._built(shape)[2])
 
@@ -415,7 +417,9 @@ class Network:
     def _check_vocabulary(self):
         """`vocab_size` is the number of rows of the embedding; there are not more words than rows."""
         size = self.file.arch_get("vocab_size", self.n_vocab, int)
-        words = self.file.get("tokenizer.ggml.tokens", (), StringArray)
+        words = self.file.metadata.get("tokenizer.ggml.tokens", ())
+        if not isinstance(words, Sequence) or isinstance(words, str):
+            words = self.file.get("tokenizer.ggml.tokens", (), StringArray)         # the error that says what is there
         if size != self.n_vocab or len(words) > self.n_vocab:
             raise ModelError(f"{self.file.path}: {self.file.arch}.vocab_size = {size} and {len(words)} words, but "
                              f"token_embd.weight has {self.n_vocab} rows; convert the model again")
@@ -456,6 +460,9 @@ class Network:
         """May one kernel compute attention in the graph that is built now?"""
         wanted = self._hooks.wanted
         return self.flash and (wanted is None or wanted.flash)
+
+    def encode_image(self, image):
+        raise NotSupported(f"{self.file.arch} models read no pictures; load a decoder with its vision part")
 
     # ------------------------------------------------------------ texts as vectors and scores
     def embed(self, texts):

@@ -7,6 +7,7 @@
     rows        of keys and values: those that the layer looks back on, in the order of positions;  of states: one;
                 of what belongs to no token of the text: all
 """
+import dataclasses
 import hashlib
 import json
 import os
@@ -90,7 +91,8 @@ def copy_rows(m, copies):
 
 def fingerprint(m):
     """What two networks have in common that compute the same from the same state."""
-    h = hashlib.blake2b(repr((m.file.arch, m.description, m.n_embd, m.n_vocab)).encode(), digest_size=16)
+    about = [(f.name, getattr(m.description, f.name)) for f in dataclasses.fields(m.description)]        # repr is short
+    h = hashlib.blake2b(repr((m.file.arch, about, m.n_embd, m.n_vocab)).encode(), digest_size=16)
     data = m.file.map()
     for name, info in sorted(m.file.tensors.items()):
         h.update(repr((name, info.type.name, tuple(info.ne))).encode())

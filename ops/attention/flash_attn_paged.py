@@ -33,7 +33,7 @@ def flash_attn_paged(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tenso
         pages  [n_pages, 1 or n_batch]     I32: key j of query i is row 64 pages[j // 64, i] + j % 64; entries of hidden
                                            keys name any page, 0 say
     Errors: ShapeError, TypeMismatch, ParamError; IndexRangeError, when it is computed, for a page that k does not have.
-    ggml has no such op.
+    Source: none, ggml has no such op; of caches without pages it is ggml_flash_attn_ext.
     """
     flash_attn._check_types(q, k, v)
     require(q.ne[0] == k.ne[0] > 0, "flash_attn_paged: q and k must have rows of one length", q, k)

@@ -4,7 +4,7 @@ import warnings
 
 from ggjit.ops.core.printable import TEXT, printable
 
-_told = set()
+_told: set[str] = set()
 
 
 class GgjitWarning(UserWarning):

@@ -131,7 +131,7 @@ def graphs_follow_memory_that_moved(a):
 
 
 def what_has_no_kernel_is_refused(a):
-    y = gg.map_custom1(on(a, gg.F32, (4,), floats(4)), lambda d, s: None)
+    y = gg.map_custom1(on(a, gg.F32, (4,), floats(4)), lambda d, s, ith, nth: None)
     assert not a.supports_op(y)
     with pytest.raises(gg.NotSupported, match="Scheduler"):
         gg.compute(y, backend=a)

@@ -228,7 +228,8 @@ def test_no_file_that_is_read_is_replaced(model, tmp_path):
     (dict(batch=99), gg.ParamError, "do not fill a batch"), (dict(steps=0), gg.ParamError, "steps must be"),
     (dict(data=IDS[:9]), gg.ParamError, "fewer than a row"),
     (dict(data=[1, 99]), gg.IndexRangeError, "outside the voc"),
-    (dict(data="text"), gg.BadFile, "check the path"), (dict(out="/no such folder/a"), gg.ParamError, "no folder"),
+    (dict(data="no-text.txt"), gg.BadFile, "check the path"),
+    (dict(out="/no such folder/a"), gg.ParamError, "no folder"),
     (dict(memory="1G"), gg.ParamError, "memory must be an integer"), (dict(n_cxt=4), gg.TypeMismatch, "n_cxt")])
 def test_refused(model, tmp_path, options, error, words):
     with pytest.raises(error, match=words):

@@ -221,7 +221,7 @@ def test_bad_prompts_are_refused_before_anything_changes(tmp_path):
         m.decode([1, 2, 3])
         want = m.decode([4])
         for bad, error, words in (([[1], [2, 999]], gg.IndexRangeError, "token id 999 at position 1"),
-                                  ([[1], []], gg.ParamError, "non-empty"), ([[1], 5], gg.TypeMismatch, "got int"),
+                                  ([[1], []], gg.ParamError, "has no tokens"), ([[1], 5], gg.TypeMismatch, "got int"),
                                   ([[1], [2] * 65], gg.ParamError, "65 tokens, the context 64"),
                                   ([[1], b"x"], gg.TypeMismatch, "got bytes")):
             with pytest.raises(error, match=words):

@@ -177,7 +177,7 @@ def test_a_generation_says_how_far_it_is():
         assert repr(g) == "<Generation: 3 prompt tokens, 0 of 2 generated; iterate over it for the text>"
 
 
-@pytest.mark.parametrize("texts,got", [(None, "NoneType"), ("one text", "str"), (["a", 5], "5"), ({"a": 1}, "dict")])
+@pytest.mark.parametrize("texts,got", [(None, "NoneType"), (5, "int"), (["a", 5], "5"), ({"a": 1}, "dict")])
 def test_embed_says_what_it_got(texts, got):
     with pytest.raises(gg.TypeMismatch, match=f"embed takes a list of strings, got {got}"):
         Encoder.embed(None, texts)

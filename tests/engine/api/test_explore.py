@@ -175,7 +175,7 @@ def test_three_thousand_tensors_are_zoomed(tmp_path):
 def test_what_cannot_be_shown_says_why(monkeypatch, tmp_path):
     graph = network()
     with pytest.raises(gg.TypeMismatch, match=r"explore takes a Graph or a function .* gg.explore\(gg.Graph\(y\)\)"):
-        gg.explore(graph.outputs[0])
+        gg.explore(3)
     with pytest.raises(gg.ParamError, match="settings batch go to a function"):
         gg.explore(graph, batch=(1, 2))
     with pytest.raises(gg.ParamError, match="run=True takes one Graph"):

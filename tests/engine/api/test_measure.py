@@ -115,7 +115,8 @@ def test_memory_order_lowers_the_peak_of_branches_and_keeps_the_result():
     with pytest.raises(gg.ParamError, match="planner"):
         gg.measure(g, planner="worst")
     with pytest.raises(gg.TypeMismatch, match="Graph"):
-        gg.measure(y)
+        gg.measure(3)
+    assert gg.measure(y).peak == gg.measure(gg.Graph(y)).peak
 
 
 def test_a_models_measured_memory_is_what_it_takes(tmp_path):

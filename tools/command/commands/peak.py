@@ -15,7 +15,6 @@ from ggjit.tools.command.common import (
 )
 
 EXAMPLES = (("ggjit peak llama-70b -c 4096 --flash", "a shape alone"),
-            ("ggjit peak m.gguf --what-if", "batch sizes, flash attention, planners"),
             ("ggjit peak m.gguf --device GPU0=24G -ot exps=CPU", "what lies where, for devices that need not be here"),
             ("ggjit peak m.gguf --png plan.png --explore plan.html", "a picture, and a page to play with"))
 

@@ -19,7 +19,6 @@ from ggjit.tools.command.helpers import load
 
 EXAMPLES = (("ggjit perplexity q4.gguf --data wiki.txt", "as llama-perplexity: chunks of 512 tokens"),
             ("ggjit perplexity q4.gguf --data wiki.txt --kl-divergence-base f16.gguf", "what quantising costs"),
-            ("ggjit perplexity f16.gguf --data wiki.txt --save-logits base.kld", "once, for many comparisons"),
             ("ggjit perplexity q4.gguf --hellaswag hellaswag_val_full.txt --tasks 400", "endings it finds likeliest"))
 
 
