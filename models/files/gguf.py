@@ -393,6 +393,8 @@ class GGUFFile:
 
 
 def _is_kind(value, kind):
+    if kind is StringArray:             # whisper.cpp's tokens have the same methods
+        return isinstance(value, Sequence) and hasattr(value, "raw")
     if kind in (int, float) and isinstance(value, bool):
         return False
     return isinstance(value, (int, float) if kind is float else kind)

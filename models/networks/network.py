@@ -1,7 +1,6 @@
 """What all networks share: the file, its weights, its tokenizer, and plans kept per input shape."""
 import dataclasses
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -417,9 +416,7 @@ class Network:
     def _check_vocabulary(self):
         """`vocab_size` is the number of rows of the embedding; there are not more words than rows."""
         size = self.file.arch_get("vocab_size", self.n_vocab, int)
-        words = self.file.metadata.get("tokenizer.ggml.tokens", ())
-        if not isinstance(words, Sequence) or isinstance(words, str):
-            words = self.file.get("tokenizer.ggml.tokens", (), StringArray)         # the error that says what is there
+        words = self.file.get("tokenizer.ggml.tokens", (), StringArray)
         if size != self.n_vocab or len(words) > self.n_vocab:
             raise ModelError(f"{self.file.path}: {self.file.arch}.vocab_size = {size} and {len(words)} words, but "
                              f"token_embd.weight has {self.n_vocab} rows; convert the model again")

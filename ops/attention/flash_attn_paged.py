@@ -32,6 +32,7 @@ def flash_attn_paged(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tenso
         sinks  [n_head] F32, or None
         pages  [n_pages, 1 or n_batch]     I32: key j of query i is row 64 pages[j // 64, i] + j % 64; entries of hidden
                                            keys name any page, 0 say
+    scale, max_bias and logit_softcap as flash_attn_ext's.
     Errors: ShapeError, TypeMismatch, ParamError; IndexRangeError, when it is computed, for a page that k does not have.
     Source: none, ggml has no such op; of caches without pages it is ggml_flash_attn_ext.
     """
