@@ -17,6 +17,7 @@ import numpy as np
 from numba import cfunc, types
 
 from ggjit.cpu.walk import JOB_SHIFT, PAGE_NBYTES, S_STATUS, walk
+from ggjit.ops.core.errors import NotSupported
 from ggjit.ops.core.record import N_CHUNK, N_KERNEL, WORD
 from ggjit.ops.native.compiler import KernelCompiler, KernelLibrary
 from ggjit.ops.native.jit import CACHE, FASTMATH, address_of, i32s, i64s, inline, u8s
@@ -129,6 +130,7 @@ _COPY = re.compile(rf"call .*@llvm\.mem(cpy|move|set)\.[\w.]*\((?:noundef )?(?:n
 _ATOMIC = re.compile(r"atomicrmw |cmpxchg ")
 _TURN = re.compile(r"@llvm\.x86\.sse2\.pause|@llvm\.aarch64\.isb|@sched_yield")
 _UNKNOWN = re.compile(r"masked\.(expandload|compressstore)|maskstore|call .*@mem(cpy|set|move)\(")
+_SHARED = re.compile(r"^define linkonce_odr(?: hidden)?")
 _NBYTES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "ptr": 8, "f16": 2, "f32": 4, "f64": 8}
 
 
@@ -178,9 +180,11 @@ class _Calls:
         words = set()
         for line in text.splitlines():
             code = line.partition(", !")[0]
+            # a function with a name of its own would be the process's first of that name, which records nothing
+            line = _SHARED.sub("define internal", line)
             is_code = line.startswith("  ")
             if is_code and _UNKNOWN.search(code):
-                raise NotImplementedError(f"nothing records {code}")
+                raise NotSupported(f"nothing records {code}")
             if is_code and (_ATOMIC.search(code) or _TURN.search(code)):
                 self.out.append(f"  call void @ggjit_{'atomic' if _ATOMIC.search(code) else 'turn'}()")
             elif is_code and (m := _MASKED.search(code)):
@@ -192,17 +196,17 @@ class _Calls:
                     self._call("loaded", re.search(_POINTER, m[4]).groups(), m[5])
                 self._call("stored", m.group(2, 3), m[5])
             elif is_code and re.search(r"masked\.(gather|scatter|load|store)\.", code):
-                raise NotImplementedError(f"nothing records {code}")
+                raise NotSupported(f"nothing records {code}")
             elif is_code and re.search(r"^\s+store ", code):
                 if m := _STORE.search(code):
                     self._call("stored", m.group(2, 3), _nbytes(m[1]))
                 elif "@" not in code:
-                    raise NotImplementedError(f"nothing records {code}")
+                    raise NotSupported(f"nothing records {code}")
             elif is_code and re.search(r" = load ", code):
                 if m := _LOAD.search(code):
                     self._call("loaded", m.group(2, 3), _nbytes(m[1]))
                 elif "@" not in code:
-                    raise NotImplementedError(f"nothing records {code}")
+                    raise NotSupported(f"nothing records {code}")
             self.out.append(line)
         self.out += [f"declare {w} @llvm.ctpop.{w}({w})" for w in sorted(words) if f"@llvm.ctpop.{w}(" not in text]
         self.out += ["declare void @ggjit_stored(i64, i64)", "declare void @ggjit_loaded(i64, i64)",
@@ -296,7 +300,7 @@ def _atomic():
 
 # ---------------------------------------------------------------- recording
 def record(plan):
-    """Run the plan on its threads, by turns, and count what they do: a Traffic.  Errors: NotImplementedError."""
+    """Run the plan on its threads, by turns, and count what they do: a Traffic.  Errors: NotSupported."""
     global _turns
     at = np.array(plan._starts[:-1])
     own, recorded = plan.rows[at + N_KERNEL], [_address(k.name, k.make) for k in plan.kernels]
@@ -338,7 +342,7 @@ def _begin(plan, sync):
         table += base, base + size, total + base % LINE
         total += (size + 2 * LINE) // LINE * LINE
     if plan.n_threads > MOST_THREADS or len(spans) > _MOST_SPANS:
-        raise NotImplementedError(f"{plan.n_threads} threads and {len(spans)} buffers: at most {MOST_THREADS} and "
+        raise NotSupported(f"{plan.n_threads} threads and {len(spans)} buffers: at most {MOST_THREADS} and "
                                   f"{_MOST_SPANS} are recorded")
     n_lines = total // LINE + 1
     node_of = np.repeat(np.arange(len(plan.nodes)), np.diff(plan._starts))
