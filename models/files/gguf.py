@@ -254,12 +254,16 @@ def part_path(name, i, n):
 
 
 def give_back(array):
-    """Drop the pages of a mapped file that lie wholly inside `array`; the next read takes them from the file."""
+    """Drop the pages of a mapped file that lie wholly inside `array`; the next read takes them from the file.
+
+    Where the system holds the file in pages of 2 MB, a read of what lies beside would map these whole again.
+    """
     if sys.platform == "linux":
         page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
         start, end = -(-first // page) * page, (first + array.nbytes) // page * page
         if end > start:
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+            for advice in (mmap.MADV_NOHUGEPAGE, mmap.MADV_DONTNEED):
+                ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
 def type_name(kind):
