@@ -262,8 +262,19 @@ def give_back(array):
         page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
         start, end = -(-first // page) * page, (first + array.nbytes) // page * page
         if end > start:
-            for advice in (mmap.MADV_NOHUGEPAGE, mmap.MADV_DONTNEED):
-                ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+            _advise(start, end, mmap.MADV_NOHUGEPAGE)
+            _advise(start, end, mmap.MADV_DONTNEED)
+
+
+def in_small_pages(array):
+    """A mapped table of which some rows are read: no more than their surroundings shall come into memory."""
+    if sys.platform == "linux":
+        page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
+        _advise(first // page * page, -(-(first + array.nbytes) // page) * page, mmap.MADV_NOHUGEPAGE)
+
+
+def _advise(start, end, advice):
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
 def type_name(kind):

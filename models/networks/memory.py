@@ -19,6 +19,7 @@ The last one is not the model's: `.anonymous` and `.file` leave it out.
 import contextlib
 import dataclasses
 import html
+import itertools
 import weakref
 
 from ggjit.alloc.report import mib
@@ -264,7 +265,8 @@ def expected(m, graph, arenas, work_nbytes, n_logits, before):
 
     def host(name, nbytes, about=""):
         return MemoryTerm(name, nbytes, nbytes, about=about)
-    return [MemoryTerm("weights", weights.nbytes + header, 0, header + read_nbytes(m, graph), about=MAPPED),
+    return [MemoryTerm("weights", weights.nbytes + header, 0, header + read_nbytes(m, [graph, *m.other_graphs()]),
+                       about=MAPPED),
             host("repacked weights", weights.repacked_nbytes), *expected_in("weights", weights.moved, m),
             *(MemoryTerm("adapters", w.nbytes, 0, w.nbytes) for w in adapters),
             *m.expected_kept(),
@@ -297,11 +299,11 @@ def weights_of_adapters(m):
     return [a._weights for a in m.weights.adapters if a._weights is not None]
 
 
-def read_nbytes(m, graph):
-    """Bytes of the file's pages that computing `graph` brings into memory: all tensors but repacked ones; of tables
+def read_nbytes(m, graphs):
+    """Bytes of the file's pages that computing `graphs` brings into memory: all tensors but repacked ones; of tables
     that only rows are taken from, what n_ctx different tokens read at most."""
     rows_only, whole = set(), set()
-    for t in graph.nodes:
+    for t in itertools.chain(*(graph.nodes for graph in graphs)):
         for x in t.src:
             if x is not None:
                 (rows_only if t.op is OP.GET_ROWS and x is t.src[0] else whole).add(x.base.id)

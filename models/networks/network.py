@@ -341,6 +341,10 @@ class Network:
         """(graph, {"weights": bytes, "KV cache": bytes}) of the most tokens at once: what gg.measure(m) shows."""
         return self.largest_graph(), {"weights": self.weights.nbytes, "KV cache": getattr(self, "kv_nbytes", 0)}
 
+    def other_graphs(self):
+        """Graphs that read weights which the largest one does not."""
+        return []
+
     def warm_up(self):
         """Plan graphs of common sizes, which compiles their kernels into the cache."""
         for shape in self._common_shapes():

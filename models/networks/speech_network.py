@@ -144,6 +144,10 @@ class SpeechNetwork(Network):
         return [{name: t for named in super(SpeechNetwork, self)._named(pair) for name, t in named.items()}
                 for pair in shapes]
 
+    def other_graphs(self):
+        """The decoder's, of a token."""
+        return [self.graph(shape) for shape in self._common_shapes() if isinstance(shape, Decode)][:1]
+
     def _spec(self, name, tensors):
         t, = tensors
         return TensorSpec(name, op_name(t), t.shape, self.backend.name, None, None, np.dtype(np.float32))
