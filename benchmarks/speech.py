@@ -79,8 +79,8 @@ class FasterWhisper:
 
     def tokens(self):
         found = self.model.model.generate(self.heard, [PROMPT], beam_size=1, suppress_tokens=[-1, END],
-                                          max_length=len(PROMPT) + N_TOKENS)
-        assert len(found[0].sequences_ids[0]) >= N_TOKENS - 1, "the text ended"
+                                          max_length=2 * N_TOKENS)          # half of it are new
+        assert len(found[0].sequences_ids[0]) == N_TOKENS, f"{len(found[0].sequences_ids[0])} tokens"
 
     def transcribe(self, sound):
         segments, _ = self.model.transcribe(sound, language="en", beam_size=1, temperature=0.0,
