@@ -16,7 +16,6 @@ import warnings
 
 from ggjit.ops.core.errors import GgjitError
 
-
 _WRAP_BUILDERS = "ggjit.ops.core.", "ggjit.core.", "ggjit.tensors."        # modules between a builder and its caller
 
 
