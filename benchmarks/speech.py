@@ -1,6 +1,6 @@
 """Whisper beside faster-whisper and whisper.cpp: an encoder window, a token, whole recordings.
 
-    python -m benchmarks.speech FOLDER SOUND.wav [--whisper-cpp BIN] [--threads 1,2] [--rounds N]  > results/speech.md
+    python -m benchmarks.speech FOLDER SOUND.wav [--whisper-cpp BIN] [--threads 1,2] [--rounds N] > TABLE.md
 
 FOLDER: ggml-base.bin, ct2/, and for whisper.cpp ggml-base-q8_0.bin of its `quantize`; our own types are made there.
 BIN: the folder of whisper-bench and whisper-cli, built for this processor.  Every engine has a process of its own; they
