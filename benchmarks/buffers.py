@@ -20,10 +20,10 @@ from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.memory import unique_memory
 from ggjit.models.networks.peak import null_network
+from ggjit.ops.core.errors import GgjitError
 
 MIB = 1 << 20
 SMALL = {"embd": 256, "ff": 704, "heads": 8, "ffx": 192, "ffs": 192}       # instead of those of benchmarks.families
-ROUNDING = 0.0051               # MiB
 KINDS = "weights", "kept", "compute"
 
 
@@ -60,10 +60,10 @@ def main():
                 peer.ask("load", str(path), n_threads=1, n_ctx=args.n_ctx, embed=encoder)
                 theirs = peer.ask("buffers")
                 peer.ask("unload")
-            except (EngineError, KeyError, ValueError) as e:
+                ours = announced(path, args.n_ctx)
+            except (EngineError, GgjitError, KeyError, ValueError) as e:
                 print(f"| {name} | not measured: {str(e).splitlines()[0]} |", flush=True)
                 continue
-            ours = announced(path, args.n_ctx)
             cells = [f"{x[kind]:.2f}" for kind in KINDS for x in (ours, theirs)]
             print(f"| {name} | {' | '.join(cells)} | {ours['best']:.2f} |", flush=True)
 
