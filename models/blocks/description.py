@@ -363,7 +363,9 @@ class Description:
     tied: bool | None = None            # does the embedding give the logits?  None: where there is no output matrix
     output_bias: bool = False
     prefix: str = "blk."
-    n_stored: int = 0                   # blocks in the file, which are passed again and again; 0: all
+    stored: tuple = ()                  # of each block, its number in the file: some are passed again; (): in order
+    for_pictures: tuple = ()            # tensors of every block that pictures pass in place of those for text
+    no_text: tuple = (0, 0)             # ids from the first up to the second are no text: their logits are the lowest
     projections: tuple = ()             # (name, n_in, n_out) of matrices that the pooled embedding of an encoder passes
     temperature: tuple | None = None    # (scale, length, first), see `temperatures`
     chunked: bool = False               # windows are chunks: a token sees those of its own

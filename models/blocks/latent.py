@@ -31,7 +31,8 @@ class Latent:
     gate: str = ""                      # a name in attention.GATES: the result is o * act(attn_gate n)
     gate_by_head: bool = False          # that gate is one number for each head
     indexer: Indexer | None = None      # which keys a token looks at; None: all
-    window = 0
+    window: int = 0                     # tokens looked back on, itself included; 0: all
+    k_norm: bool = False                # r is normed before it is rotated
     cached = True                       # writes keys into the cache and reads them there
 
     @property
@@ -57,9 +58,9 @@ class Latent:
     def cache(self, sizes):
         if self.absorbed:
             index = self.indexer.cache(sizes) if self.indexer else []
-            return [("k cache", sizes.kv_type, (self.d_head, sizes.rows[0])), *index]
-        return [("k cache", sizes.kv_type, (self.d_key * self.n_head, sizes.rows[0])),
-                ("v cache", sizes.v_type, (self.d_value * self.n_head, sizes.rows[0]))]
+            return [("k cache", sizes.kv_type, (self.d_head, sizes.rows[self.window])), *index]
+        return [("k cache", sizes.kv_type, (self.d_key * self.n_head, sizes.rows[self.window])),
+                ("v cache", sizes.v_type, (self.d_value * self.n_head, sizes.rows[self.window]))]
 
     def load(self, loader, p):
         d, h, c, want, p = loader.n_embd, self.n_head, self.kv_rank, loader.want, p + "attn_"
@@ -73,6 +74,8 @@ class Latent:
                   "q": loader.linear(p + "q_b", self.q_rank, h * self.d_key, False)}
         else:
             w["q"] = loader.linear(p + "q", d, h * self.d_key, False)
+        if self.k_norm:
+            w["k_norm"] = loader.norm(p + "k_norm", "rms", self.n_rot)
         if self.indexer:
             w |= self.indexer.load(loader, p.removesuffix("attn_"))
         if self.gate:
@@ -89,12 +92,13 @@ class Latent:
         q_nope, q_rope = self._split(q, self.d_nope, rot)
         kv = gg.reshape_3d(gg.set_name(linear(w["kv_a"], n), f"kv_cmpr_pe-{i}"), c + rot, 1, t)
         latent, k_rope = self._split(kv, c, rot)
+        k_rope = g.norm(k_rope, "rms", w["k_norm"]) if self.k_norm else k_rope
         if self.rope:
             q_rope, k_rope = (gg.rope_ext(v, g.leaf["positions"], w["rope_factors"], *self.rope.parameters)
                               for v in (q_rope, k_rope))
         latent = gg.set_name(g.norm(latent, "rms", w["kv_norm"]), f"kv_cmpr-{i}")
         build = self._absorbed if self.absorbed else self._expanded
-        mask = self.indexer.mask(g, n, x, g.cache[i][-1], w) if self.indexer else g.mask(0)
+        mask = self.indexer.mask(g, n, x, g.cache[i][-1], w) if self.indexer else g.mask(self.window)
         o = gg.reshape_2d(build(g, q_nope, q_rope, latent, k_rope, mask, w, i), self.d_value * h, t)
         if self.gate:
             o = gated(o, self.gate, w["gate"], n, i, h if self.gate_by_head else 0)
@@ -121,7 +125,7 @@ class Latent:
         q_nope = gg.mul_mat(w["k_b"], gg.permute(q_nope, 0, 2, 1, 3))           # [kv_rank, n_tokens, n_head]
         q = self._query(g, gg.permute(q_nope, 0, 2, 1, 3), q_rope)
         new = gg.reshape_2d(gg.concat(latent, k_rope, 0), self.d_head, g.n_tokens)
-        kept = gg.set_rows(g.cache[i][0], new, g.rows(0))
+        kept = gg.set_rows(g.cache[i][0], new, g.rows(self.window))
         k = rows_by_head(g, kept, self.d_head, 1)
         v = rows_by_head(g, kept, self.kv_rank, 1)
         o = attend(g, q, k, v, mask, self.scale, i)                        # [kv_rank, n_head, n_tokens]
@@ -133,7 +137,7 @@ class Latent:
         kv = linear(w["kv_b"], gg.reshape_2d(latent, self.kv_rank, t))
         k_nope, v = self._split(gg.reshape_3d(kv, self.d_nope + self.d_value, h, t), self.d_nope, self.d_value)
         k = gg.concat(k_nope, gg.repeat_4d(k_rope, self.n_rot, h, t, 1), 0)
-        k = gg.set_rows(g.cache[i][0], gg.reshape_2d(k, self.d_key * h, t), g.rows(0))
-        v = gg.set_rows(g.cache[i][1], gg.reshape_2d(gg.cont(v), self.d_value * h, t), g.rows(0))
+        k = gg.set_rows(g.cache[i][0], gg.reshape_2d(k, self.d_key * h, t), g.rows(self.window))
+        v = gg.set_rows(g.cache[i][1], gg.reshape_2d(gg.cont(v), self.d_value * h, t), g.rows(self.window))
         return attend(g, self._query(g, q_nope, q_rope), rows_by_head(g, k, self.d_key, h),
                       rows_by_head(g, v, self.d_value, h), mask, self.scale, i)

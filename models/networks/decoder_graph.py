@@ -74,8 +74,9 @@ def load_weights(m):
     _load_output(m, want, d)
     m.out_bias = want("output.bias", m.n_vocab) if about.output_bias else None
     m._out_adapters = [] if m.out is m.embd else m.weights.beside("output.weight")
-    stored = about.n_stored or len(about.blocks)
-    m.layers = [block.load(loader, f"{about.prefix}{i % stored}.") for i, block in enumerate(about.blocks)]
+    stored = about.stored or range(len(about.blocks))
+    m.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in zip(stored, about.blocks, strict=True)]
+    loader.ignore(*(f"{about.prefix}{i}.{name}.weight" for i in stored for name in about.for_pictures))
     adapters = [t for adapter in m.weights.adapters for pair in adapter.pairs.values() for t in pair]
     loader.ignore(*(name for name in file.tensors for i in range(m._n_left)
                     if name.startswith(f"{about.prefix}{m.n_layer + i}.")))
@@ -216,4 +217,12 @@ def logits(m, x):
         y = gg.scale(y, about.logit_scale)
     if about.softcap:
         y = gg.scale(gg.tanh(gg.scale(y, 1.0 / about.softcap)), about.softcap)
-    return gg.set_name(y, "logits")
+    return gg.set_name(without(y, *about.no_text) if any(about.no_text) else y, "logits")
+
+
+def without(y, first, end):
+    """Logits [n_vocab, n], those of the ids from `first` up to `end` the lowest number there is."""
+    def rows(a, b):
+        return gg.view_2d(y, b - a, y.ne[1], y.nb[1], a * y.nb[0])
+    hidden = gg.fill(gg.cont(rows(first, end)), float(np.finfo(np.float32).min))
+    return gg.concat(gg.concat(gg.cont(rows(0, first)), hidden, 0), gg.cont(rows(end, y.ne[0])), 0)

@@ -72,6 +72,21 @@ def _sparse(own):
     return lambda c, i: NORMS + MLA + INDEXER * own(i) + (EXPERTS_X + SHARED + PICKED if i else GATED)
 
 
+def _dots3_heads(c, i):
+    return c.heads if i % 4 == 0 else 2 * c.heads
+
+
+def _dots3(c, i):
+    """Layers with windows have sizes of their own."""
+    sizes = {"KL": "KL", "hd": "hd", "NOPE": "NOPE", "VD": "VD"} if i % 4 == 0 else {
+        "KL": "16", "hd": "48", "NOPE": "(48-R)", "VD": "24"}
+    tensors = MLA.replace("H", str(_dots3_heads(c, i)))
+    for name, size in sizes.items():
+        tensors = tensors.replace(name, size)
+    gate = f"attn_k_norm=R attn_gate={_dots3_heads(c, i)},D "
+    return NORMS + tensors + gate + INDEXER * (i % 4 == 0) + (EXPERTS_X + SHARED + PICKED if i else GATED)
+
+
 MORE = {
     "deepseek32": (_sparse(lambda i: True), dict(SPARSE, rope="yarn", kv=SPARSE_KV | {
         "expert_gating_func": 2, "rope.scaling.yarn_log_multiplier": 0.0707, "expert_group_count": 4,
@@ -79,6 +94,12 @@ MORE = {
     "glm-dsa": (_sparse(lambda i: True), dict(SPARSE, kv=SPARSE_KV)),
     "glm-dsa-shared": (_sparse(lambda i: i % 2 == 0), dict(SPARSE, of="glm-dsa", rope="yarn", kv=SPARSE_KV | {
         "expert_gating_func": 2, "attention.indexer.types": lambda c: [i % 2 == 0 for i in range(c.layers)]})),
+    "dots3note": (_dots3, dict(SPARSE, layers=5, kv=SPARSE_KV | {
+        **WINDOW, **EVERY_FOURTH, "expert_gating_func": 2, "rope.freq_base_swa": 500.0,
+        "attention.head_count": lambda c: [_dots3_heads(c, i) for i in range(c.layers)],
+        "attention.indexer.types": lambda c: [i % 4 == 0 for i in range(c.layers)],
+        "attention.kv_lora_rank_swa": 16, "attention.key_length_mla_swa": 48, "attention.value_length_mla_swa": 24,
+        "attention.key_length_swa": "16+R", "attention.value_length_swa": 16})),
     "mellum": (NORMS + QKV + HEAD_NORMS + EXPERTS_X, dict(layers=5, hd=32, must_untie=True, rope="yarn",
                                                           kv={**MOE, **WINDOW})),
     "smallthinker": (NORMS + QKV + EXPERTS_X, dict(layers=5, hd=32, tied=True, kv={
