@@ -10,13 +10,14 @@ from ggjit.models.blocks.hparams import LONG, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.indexer import Indexer
 from ggjit.models.blocks.latent import Latent
 from ggjit.models.blocks.moe import SIGMOID, gating, groups
-from ggjit.models.families.experts import after_dense, routed
+from ggjit.models.families.experts import after_dense, next_token, routed
 
 GLM_EPS = 1e-6                          # epsilon of the indexer's norm
 GLM_5_2_CONTEXT = 1 << 20               # from 5.2 on some layers have no indexer
 
 
 def deepseek2(hparams):
+    hparams.leave_predicting()
     absorbed = hparams.get("attention.key_length_mla", 0, int) > 0
     suffix = "_mla" if absorbed else ""
     d_key, d_value = (hparams.positive(f"attention.{n}_length{suffix}") for n in ("key", "value"))
@@ -30,8 +31,9 @@ def deepseek2(hparams):
                        temperature=bool(hparams.scale("attention.temperature_scale")))
     temperature = (hparams.scale("attention.temperature_scale"), hparams.positive("attention.temperature_length"), 0) \
         if attention.temperature else None
-    blocks = after_dense(hparams, attention, routed(hparams, **groups(hparams)))
-    return Description(blocks, hparams.eps(), temperature=temperature)
+    experts = routed(hparams, **groups(hparams))
+    return Description(after_dense(hparams, attention, experts), hparams.eps(), temperature=temperature,
+                       next_token=None if temperature else next_token(hparams, attention, experts))
 
 
 def _q_rank(hparams):

@@ -12,6 +12,7 @@ from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.grove import Grove
 from ggjit.models.blocks.hparams import LONG, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.moe import SIGMOID, SOFTMAX, DenseBesideExperts, gating, groups, mixture
+from ggjit.models.blocks.next_token import NextToken
 from ggjit.models.families.common import rotated
 
 OCR_BASE = 10000.0              # base of DeepSeek-OCR's RoPE
@@ -41,6 +42,15 @@ def routed(hparams, kind=SOFTMAX, normed=False, n_shared=None, **switches):
     shared = Dense(n_ff * n_shared, suffix="_shexp", bias=False) if n_shared else None
     return mixture(hparams, n_ff, gating=gating(hparams, kind), normed=hparams.get("expert_weights_norm", normed, bool),
                    **{"shared": shared, **switches})
+
+
+def next_token(hparams, attention, feed_forward, **block):
+    """The NextToken of the first layer of experts behind the network; None: the file has none."""
+    i = hparams.n_layer
+    if not hparams.n_predicting or not hparams.has(f"blk.{i}.nextn.eh_proj.weight"):
+        return None
+    biased = hparams.has(f"blk.{i}.exp_probs_b.bias") or hparams.has(f"blk.{i}.exp_probs_b")
+    return NextToken(Block(attention, dataclasses.replace(feed_forward, pick_bias=biased), **block), i)
 
 
 def deepseek(hparams):
@@ -154,8 +164,9 @@ def glm4moe(hparams):
     hparams.leave_predicting()
     normed = "rms" if hparams.has("blk.0.attn_q_norm.weight") else ""
     attention = rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm=normed)
-    blocks = after_dense(hparams, attention, routed(hparams, SIGMOID), ffn_norm="post_attention_norm")
-    return Description(blocks, hparams.eps())
+    parts = attention, routed(hparams, SIGMOID)
+    blocks = after_dense(hparams, *parts, ffn_norm="post_attention_norm")
+    return Description(blocks, hparams.eps(), next_token=next_token(hparams, *parts, ffn_norm="post_attention_norm"))
 
 
 def bailingmoe(hparams):
@@ -233,7 +244,7 @@ def hy_v3(hparams):
         f = dataclasses.replace(experts, pick_bias=hparams.has(f"blk.{i}.exp_probs_b"))
         blocks.append(Block(attention, f if hparams.has(f"blk.{i}.ffn_gate_inp.weight") else
                             Dense(hparams.n_ff, bias=False)))
-    return Description(blocks, hparams.eps())
+    return Description(blocks, hparams.eps(), next_token=next_token(hparams, attention, experts))
 
 
 def arctic(hparams):

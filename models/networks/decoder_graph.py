@@ -21,6 +21,7 @@ from ggjit.ops.core.user_warnings import warn
 from ggjit.tensors.context import Context
 
 DEFAULT_N_CTX = 4096
+LAST_INPUT = "input of the last layer"          # in Scope.shared
 
 
 def context_size(m):
@@ -203,11 +204,24 @@ def embedded(m, g):
 
 def through_blocks(m, g, x, rows=None):
     """rows: of the tokens, those that are wanted: after the last layer no others are read."""
-    about = m.description
+    about, last = m.description, m.n_layer - 1
     x = g.shared["embd"] = about.frame.before(g, x, m.frame) if about.frame else x
     for i, (block, w) in enumerate(zip(about.blocks, m.layers, strict=True)):
-        x = block.build(g, x, w, i, rows if i == m.n_layer - 1 else None)
+        if i == last:
+            g.shared[LAST_INPUT] = x
+        x = block.build(g, x, w, i, rows if i == last else None)
     return about.frame.after(g, x, m.frame, rows) if about.frame else x
+
+
+def states(m, g, x, rows):
+    """Normed states of all tokens; x: those that are wanted, `rows` of the tokens.
+
+    The last layer computes the others beside them, so that these keep the bits that they have alone.
+    """
+    if rows is not None:
+        x = m.description.blocks[-1].build(g, g.shared[LAST_INPUT], m.layers[-1], m.n_layer - 1)
+        x = g.norm(x, m.description.norm, m.out_norm)
+    return gg.set_output(gg.set_name(x, "states"))
 
 
 def logits(m, x):

@@ -15,7 +15,7 @@ from helpers.arch_notation import (
 )
 
 VARIANTS = ("step35-limits", "mimo2-fused", "laguna-plain", "granite_swa-moe", "smallthinker-full", "hy_v3-fused",
-            "plamo3-full", "glm-dsa-shared", "nanbeige-bare")
+            "plamo3-full", "glm-dsa-shared", "nanbeige-bare", "hy_v3-nextn", "deepseek2-nextn")
 # (name of a tensor, rule of the tools and its numbers)
 RULES = (r"layer_output_scale", "near", 0.5, 0.2),
 WINDOW = {"attention.sliding_window": "W"}
@@ -56,6 +56,7 @@ STEP = (_by_layer(QKV_HK + HEAD_NORMS + "attn_gate=H,D ", _dense_first(PICKED + 
         "moe_every_n_layers": 1, "rope.freq_base_swa": 500.0}))
 PLAMO3 = (NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q ffn_up=2*F,D ffn_down=D,F " + HEAD_NORMS +
           POSTS.replace("=", "!="))
+NEXT = "nextn.eh_proj=D,2*D nextn.enorm=D nextn.hnorm=D nextn.shared_head_norm=D "
 INDEXER = "indexer.k_norm+b=64 indexer.proj=8,D indexer.attn_k=64,D indexer.attn_q_b=8*64,QL "
 MLA = ("attn_q_a=QL,D attn_q_a_norm=QL attn_q_b=H*hd,QL attn_k_b=H,KL,NOPE attn_v_b=H,VD,KL attn_kv_a_mqa=KL+R,D "
        "attn_kv_a_norm=KL attn_output=D,H*VD ")
@@ -135,6 +136,13 @@ MORE = {
     "hy_v3-fused": (NORMS + QKV + HEAD_NORMS + EXPERTS_X.replace("ffn_gate_exps=X,FX,D ffn_up_exps=X,FX,D",
                                                                  "ffn_gate_up_exps=X,2*FX,D") + SHARED, dict(
         of="hy_v3", hd=32, tied=True, kv={**MOE_FIRST, "expert_weights_norm": False})),
+    "hy_v3-nextn": (lambda c, i: NORMS + QKV + HEAD_NORMS + (
+        EXPERTS_X + SHARED + "exp_probs_b!=X " if i else GATED) + NEXT * (i == c.layers - 1), dict(
+        of="hy_v3", layers=4, hd=32, kv={**MOE_FIRST, "expert_gating_func": 2, "nextn_predict_layers": 1})),
+    "deepseek2-nextn": (lambda c, i: NORMS + MLA + (EXPERTS_X + SHARED + PICKED if i else GATED) + NEXT.replace(
+        "nextn.shared_head_norm=D ", "nextn.embed_tokens=V,D nextn.shared_head_head=V,D ") * (i == c.layers - 1), dict(
+        SPARSE, of="deepseek2", layers=4, kv={k: v for k, v in SPARSE_KV.items() if "indexer" not in k} | {
+            "expert_gating_func": 2, "nextn_predict_layers": 1})),
     "arctic": (NORMS + "ffn_norm_exps=D " + QKV + EXPERTS + "ffn_gate=D,D ffn_up=D,D ffn_down=D,D ", dict(
         square=True, ff_is_ffx=True, tied=True, kv={"expert_count": "X", "expert_used_count": "U"})),
     "grovemoe": (NORMS + QKV + HEAD_NORMS + EXPERTS_X + "ffn_gate_chexps=X//2,24,D ffn_up_chexps=X//2,24,D "
