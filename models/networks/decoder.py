@@ -15,6 +15,7 @@ from ggjit.cpu.cpu_plan import reserve_work
 from ggjit.cpu.device import CPU
 from ggjit.models.blocks.description import Loader, Scope
 from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
+from ggjit.models.blocks.switched import SLOTS
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.families.registry import DECODERS
@@ -318,6 +319,8 @@ class Decoder(Network):
                     positions[at] = past
                 else:
                     positions[at:end] = np.arange(past, past + n)
+            if SLOTS in inputs:
+                inputs[SLOTS][at:end], tokens[at:end] = self.description.switch.of(text.ids, ids)
             if "temperature" in inputs:
                 inputs["temperature"][at:end, 0, 0] = self.description.temperatures(past, n)
             if n_tables:

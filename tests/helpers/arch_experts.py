@@ -22,6 +22,7 @@ WINDOW = {"attention.sliding_window": "W"}
 EVERY_FOURTH = {"attention.sliding_window_pattern": lambda c: [i % 4 != 0 for i in range(c.layers)]}
 MOE_FIRST = {**MOE, "leading_dense_block_count": 1, "expert_shared_feed_forward_length": "FS",
              "expert_weights_scale": 1.7, "expert_weights_norm": True}
+SWITCHES = 28, 69                       # the 10th and the 25th token of the texts of arch_files.py
 GRANITE = {"logit_scale": 2.0, "residual_scale": 0.4, "embedding_scale": 5.0, "attention.scale": 0.28}
 
 
@@ -131,6 +132,13 @@ MORE = {
         of="granite_swa", hd=32, ff_is_ffx=True, std=2.0, kv={
             **GRANITE, **WINDOW, **EVERY_FOURTH, "expert_count": "X", "expert_used_count": "U",
             "expert_shared_feed_forward_length": "FS"})),
+    "graniteswitch": (NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q " + GATED + "".join(
+        f"{name}.lora_a!=3,8,{n_in} {name}.lora_b!=3,{n_out},8 " for name, n_in, n_out in (
+            ("attn_q", "D", "Q"), ("attn_k", "D", "KV"), ("attn_v", "D", "KV"), ("attn_output", "Q", "D"),
+            ("ffn_gate", "D", "F"), ("ffn_up", "D", "F"), ("ffn_down", "F", "D"))), dict(tied=True, std=2.0, kv={
+                **GRANITE, "adapters.count": 2, "adapters.lora_rank": 8, "adapters.router_gain": 15.0,
+                "adapters.token_ids_activate": [SWITCHES[0], SWITCHES[1]],
+                "adapters.token_ids_substitute": [11, 12]})),
     "hy_v3": (lambda c, i: NORMS + QKV + HEAD_NORMS + (EXPERTS_X + SHARED + "exp_probs_b!=X " if i else GATED), dict(
         hd=32, kv={**MOE_FIRST, "expert_gating_func": 2})),
     "hy_v3-fused": (NORMS + QKV + HEAD_NORMS + EXPERTS_X.replace("ffn_gate_exps=X,FX,D ffn_up_exps=X,FX,D",
