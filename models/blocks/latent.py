@@ -32,6 +32,7 @@ class Latent:
     gate_by_head: bool = False          # that gate is one number for each head
     indexer: Indexer | None = None      # which keys a token looks at; None: all
     window: int = 0                     # tokens looked back on, itself included; 0: all
+    sinks: bool = False                 # a learned score per head that takes part in the softmax, with value 0
     k_norm: bool = False                # r is normed before it is rotated
     cached = True                       # writes keys into the cache and reads them there
 
@@ -74,6 +75,8 @@ class Latent:
                   "q": loader.linear(p + "q_b", self.q_rank, h * self.d_key, False)}
         else:
             w["q"] = loader.linear(p + "q", d, h * self.d_key, False)
+        if self.sinks:
+            w["sinks"] = want(p + "sinks.weight", h)
         if self.k_norm:
             w["k_norm"] = loader.norm(p + "k_norm", "rms", self.n_rot)
         if self.indexer:
@@ -128,7 +131,7 @@ class Latent:
         kept = gg.set_rows(g.cache[i][0], new, g.rows(self.window))
         k = rows_by_head(g, kept, self.d_head, 1)
         v = rows_by_head(g, kept, self.kv_rank, 1)
-        o = attend(g, q, k, v, mask, self.scale, i)                        # [kv_rank, n_head, n_tokens]
+        o = attend(g, q, k, v, mask, self.scale, i, sinks=w.get("sinks"))      # [kv_rank, n_head, n_tokens]
         o = gg.mul_mat(w["v_b"], gg.permute(o, 0, 2, 1, 3))
         return gg.cont(gg.permute(o, 0, 2, 1, 3))
 

@@ -70,11 +70,12 @@ def _indexed(hparams, rope, scale, index_mode, eps):
     hparams.same("attention.head_count_kv", 1)
     hparams.same("attention.key_length", kv_rank + rope.n_dims)
     hparams.same("attention.value_length", kv_rank)
-    index = _indexer(hparams, rope, index_mode, eps)
+    index = indexer(hparams, rope, index_mode, eps)
     return Latent(n_head, d_key, d_value, kv_rank, index.q_rank, rope, scale, absorbed=True, indexer=index), index
 
 
-def _indexer(hparams, rope, mode, eps):
+def indexer(hparams, rope, mode, eps):
+    """The Indexer of the metadata.  Errors: ModelError."""
     q_rank = hparams.positive("attention.q_lora_rank")
     n_index, d_index, n_top = (hparams.positive(f"attention.indexer.{n}") for n in ("head_count", "key_length",
                                                                                     "top_k"))
@@ -126,7 +127,7 @@ def dots3note(hparams):
     if hparams.flags_per_layer("attention.indexer.types", False) != [not w for w in windows]:
         raise hparams.wrong("attention.indexer.types", hparams.get("attention.indexer.types", None),
                             "true for the layers without windows alone")
-    index, near_rope = _indexer(hparams, rope, ROPE_NEOX, GLM_EPS), hparams.window_rope(rope)
+    index, near_rope = indexer(hparams, rope, ROPE_NEOX, GLM_EPS), hparams.window_rope(rope)
     attentions = [Latent(n_head, q_rank=index.q_rank, rope=near_rope if w else rope, absorbed=True, k_norm=True,
                          scale=1.0 / math.sqrt(sizes[bool(w)]["d_key"]), indexer=None if w else index, window=w,
                          gate="sigmoid", gate_by_head=True, **sizes[bool(w)])

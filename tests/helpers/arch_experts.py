@@ -15,7 +15,8 @@ from helpers.arch_notation import (
 )
 
 VARIANTS = ("step35-limits", "mimo2-fused", "laguna-plain", "granite_swa-moe", "smallthinker-full", "hy_v3-fused",
-            "plamo3-full", "glm-dsa-shared", "nanbeige-bare", "hy_v3-nextn", "deepseek2-nextn")
+            "plamo3-full", "glm-dsa-shared", "nanbeige-bare", "hy_v3-nextn", "deepseek2-nextn",
+            "hy_v4-sparse")
 # (name of a tensor, rule of the tools and its numbers)
 RULES = (r"layer_output_scale", "near", 0.5, 0.2),
 WINDOW = {"attention.sliding_window": "W"}
@@ -72,6 +73,18 @@ SPARSE_KV = {**MOE, "expert_shared_count": 2, "expert_weights_scale": 1.7, "lead
 def _sparse(own):
     """own(i): has layer i an indexer?"""
     return lambda c, i: NORMS + MLA + INDEXER * own(i) + (EXPERTS_X + SHARED + PICKED if i else GATED)
+
+
+STREAMS_TOP = ("token_embd=V,D output_norm=D output=V,D output_hc_fn=4,4*D output_hc_base=4 "
+               "output_hc_scale=1 ")
+STREAMS = "".join(f"hc_{piece}_fn=8,4*D hc_{piece}_base=8 hc_{piece}_scale=2 " for piece in ("attn", "ffn"))
+HY_V4 = SPARSE_KV | {"expert_gating_func": 2, "hyper_connection.count": 4, "hyper_connection.epsilon": 0.01,
+                     "hyper_connection.magnitude": 1.5}
+
+
+def _streams(sparse):
+    return lambda c, i: NORMS + MLA + STREAMS + "attn_sinks=H attn_gate=H*VD,D " + INDEXER * (
+        sparse and i % 2 == 0) + (EXPERTS_X + SHARED + PICKED if i else GATED)
 
 
 def _dots3_heads(c, i):
@@ -151,6 +164,11 @@ MORE = {
         "nextn.shared_head_norm=D ", "nextn.embed_tokens=V,D nextn.shared_head_head=V,D ") * (i == c.layers - 1), dict(
         SPARSE, of="deepseek2", layers=4, kv={k: v for k, v in SPARSE_KV.items() if "indexer" not in k} | {
             "expert_gating_func": 2, "nextn_predict_layers": 1})),
+    "hy_v4": (_streams(False), dict(SPARSE, must_untie=True, top=STREAMS_TOP, kv={
+        k: v for k, v in HY_V4.items() if "indexer" not in k})),
+    "hy_v4-sparse": (_streams(True), dict(SPARSE, of="hy_v4", must_untie=True, top=STREAMS_TOP, kv=HY_V4 | {
+        "attention.indexer.types": lambda c: [i % 2 == 0 for i in range(c.layers)],
+        "swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)]})),
     "arctic": (NORMS + "ffn_norm_exps=D " + QKV + EXPERTS + "ffn_gate=D,D ffn_up=D,D ffn_down=D,D ", dict(
         square=True, ff_is_ffx=True, tied=True, kv={"expert_count": "X", "expert_used_count": "U"})),
     "grovemoe": (NORMS + QKV + HEAD_NORMS + EXPERTS_X + "ffn_gate_chexps=X//2,24,D ffn_up_chexps=X//2,24,D "
