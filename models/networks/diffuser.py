@@ -74,8 +74,8 @@ class Diffuser(Encoder):
     def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
         """Iterator over pieces of the answer to `prompt`, a text or ids; `.stats` afterwards, with "stop_reason".
 
-        All n_predict tokens begin as masks; each step decides those that the model is surest of.  The pieces come in
-        the order of the text, as far as it is decided.
+        All n_predict tokens (-1: 256, or what the context leaves) begin as masks; each step decides those that the
+        model is surest of.  The pieces come in the order of the text, as far as it is decided.
         temp: temperature; 0 always takes the likeliest token.  top_k, top_p, seed: as of decoders.  stop: texts or ids
         that end it.  ignore_eos: the model's own ends are never chosen.
         steps: how many steps the answer takes; None: as many as tokens.  Fewer are faster.

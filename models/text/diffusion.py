@@ -29,6 +29,7 @@ SURENESS = {"confidence": lambda p, all_p: p,
 ALGORITHMS = (*SURENESS, "random", "origin")
 OWN = "steps", "eps", "block_length", "algorithm", "alg_temp", "cfg_scale"
 SAMPLING = "temp", "top_k", "top_p", "seed"
+AT_MOST = 256                   # tokens of an answer without a limit
 OF_DECODERS = ("grammar", "json_schema", "grammar_triggers", "cache_prompt", "context_shift", "n_keep", "logprobs",
                "speculative", "images", *(name for name in OPTIONS if name not in SAMPLING))
 
@@ -89,13 +90,14 @@ class Diffusion:
 
     def __init__(self, model, prompt, n_predict=64, stop=(), ignore_eos=False, steps=None, eps=None, block_length=None,
                  algorithm="confidence", alg_temp=0.0, cfg_scale=0.0, **sampling):
-        _refuse_others(model, sampling)
+        sampling = _own_sampling(model, sampling)
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
         self.model, self.prompt_ids = model, model._checked_ids(prompt, model.n_ctx - 1).tolist()
-        n = integer("n_predict", n_predict, 1, model.n_ctx - len(self.prompt_ids),
-                    f": the prompt has {len(self.prompt_ids)} tokens, the context {model.n_ctx}, and all tokens are "
-                    f"written at once")
+        room = model.n_ctx - len(self.prompt_ids)
+        n = min(room, AT_MOST) if n_predict == -1 else integer(
+            "n_predict", n_predict, 1, room, f": the prompt has {len(self.prompt_ids)} tokens, the context "
+            f"{model.n_ctx}, and all tokens are written at once")
         self.algorithm = one_of("algorithm", algorithm, ALGORITHMS)
         self.alg_temp, self.cfg_scale = (_at_least_0(*pair) for pair in (("alg_temp", alg_temp),
                                                                           ("cfg_scale", cfg_scale)))
@@ -107,7 +109,8 @@ class Diffusion:
         self.answer = Answer(model.tokenizer, _Decided, n, stop)
         self.ids = np.array(self.prompt_ids + [model.mask_id] * n, np.int32)
         self.stats = {"prompt_tokens": len(self.prompt_ids), "tokens": self.answer.tokens, "text": "",
-                      "stop_reason": None, "steps": 0, "decode_tokens_per_second": 0.0,
+                      "stop_reason": None, "steps": 0, "prefill_tokens_per_second": 0.0,
+                      "decode_tokens_per_second": 0.0,
                       "load_seconds": model.load_seconds, "first_token_seconds": 0.0}
         self._pieces, self._run = [], self._written()
 
@@ -191,12 +194,16 @@ class Diffusion:
         return logits
 
 
-def _refuse_others(model, sampling):
-    given = [name for name in sampling if name in OF_DECODERS]
+def _own_sampling(model, sampling):
+    """The options without those of decoders that ask for nothing.  Errors: NotSupported, ParamError."""
+    others = [name for name in sampling if name in OF_DECODERS]
+    given = [name for name in others if sampling[name] is not None and name != "cache_prompt"
+             and sampling[name] not in (False, 0, (), [])]
     if given:
         raise NotSupported(f"{model.file.arch} models write all tokens at once, in no order: {', '.join(given)} fit "
                            f"models that write from left to right; leave that out")
-    known_options("generate", sampling, ("n_predict", "stop", "ignore_eos", *SAMPLING, *OWN))
+    known_options("generate", sampling, ("n_predict", "stop", "ignore_eos", *others, *SAMPLING, *OWN))
+    return {name: value for name, value in sampling.items() if name not in others}
 
 
 def _at_least_0(name, value):

@@ -180,7 +180,7 @@ def test_a_small_model_writes(arch, tmp_path):
     ({"grammar": "root ::= [a-z]"}, gg.NotSupported, "write all tokens at once.*grammar"),
     ({"speculative": "lookup"}, gg.NotSupported, "speculative"), ({"logprobs": 3}, gg.NotSupported, "logprobs"),
     ({"min_p": 0.1}, gg.NotSupported, "min_p"), ({"context_shift": True}, gg.NotSupported, "context_shift"),
-    ({"stepz": 3}, gg.ParamError, "stepz"), ({"n_predict": -1}, gg.ParamError, "n_predict must be .* from 1 to 62"),
+    ({"stepz": 3}, gg.ParamError, "stepz"), ({"n_predict": 0}, gg.ParamError, "n_predict must be .* from 1 to 62"),
     ({"n_predict": 63}, gg.ParamError, "from 1 to 62.*all tokens are written at once"),
     ({"steps": 0}, gg.ParamError, "steps must be"), ({"algorithm": "best"}, gg.ParamError, "algorithm must be one of"),
     ({"eps": 0.1, "block_length": 4}, gg.ParamError, "two schedules"), ({"eps": 1.0}, gg.ParamError, "below 1"),
@@ -190,6 +190,14 @@ def test_a_small_model_writes(arch, tmp_path):
 def test_options_that_do_not_fit_are_refused(options, error, words, model):
     with pytest.raises(error, match=words):
         model.generate([1, 2], **options)
+
+
+def test_options_of_decoders_that_ask_for_nothing_are_taken(model, monkeypatch):
+    monkeypatch.setattr(model, "logits", lambda ids: sure_of(range(len(ids) - 2)) if len(ids) < 35 else sure_of(
+        [*range(30), *[29] * 32]))
+    g = model.generate([1, 2], -1, context_shift=False, n_keep=0, logprobs=None, speculative=None, images=[],
+                       cache_prompt=True, steps=2)
+    assert len(g.text.split()) == 62
 
 
 def test_what_such_a_model_cannot_do_is_said(model, tmp_path):

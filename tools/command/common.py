@@ -142,6 +142,34 @@ def add_grammar(c):
         c.file_actions.append(group.add_argument(f"--{name}-file", metavar="FILE", help=f"--{name} from a file"))
 
 
+def add_diffusion(c):
+    """The options of models that write all tokens at once, under llama.cpp's names; `diffusion(args)` has them."""
+    group = c.add_argument_group("diffusion", "of models that write all tokens of an answer at once")
+    for name, type_, metavar, about in DIFFUSION:
+        group.add_argument("--diffusion-" + name.replace("_", "-"), dest="diffusion_" + name, type=type_,
+                           default=argparse.SUPPRESS, metavar=metavar, help=about)
+
+
+def _algorithm(text):
+    """A name, or llama.cpp's number of it."""
+    return LLAMACPP_ALGORITHMS[int(text)] if text.isdecimal() and int(text) < len(LLAMACPP_ALGORITHMS) else text
+
+
+LLAMACPP_ALGORITHMS = "origin", "entropy", "margin", "random", "confidence"
+DIFFUSION = (("steps", int, "N", "steps of an answer (one for each token)"),
+             ("eps", float, "X", "where the time of the steps ends (0.001, or by blocks, as the model was trained)"),
+             ("block_length", int, "N", "tokens of a block, one block after the other"),
+             ("algorithm", _algorithm, "NAME", f"what is decided first: {', '.join(LLAMACPP_ALGORITHMS)}, or 0 to 4 "
+                                               f"(confidence)"),
+             ("alg_temp", float, "X", "temperature of that (0)"),
+             ("cfg_scale", float, "X", "how far logits move from those without the prompt (0)"))
+
+
+def diffusion(args):
+    """{name: value} of these options on the command line, for m.generate."""
+    return {name: vars(args)["diffusion_" + name] for name, *_ in DIFFUSION if "diffusion_" + name in vars(args)}
+
+
 def sampling(args):
     """{name: value} of the sampling and grammar options on the command line, for m.generate."""
     found = {name: value for name, value in vars(args).items() if name in OPTIONS}
