@@ -370,7 +370,7 @@ class Description:
     temperature: tuple | None = None    # (scale, length, first), see `temperatures`
     chunked: bool = False               # windows are chunks: a token sees those of its own
     frame: Any = None                   # a piece around the blocks: .before(g, x, w), .after(g, x, w, rows)
-    switch: Any = None                  # which adapter of the file each token passes (blocks/switched.py)
+    inputs: tuple = ()                  # what pieces read beside the usual inputs: .arrays(n_tokens, n_kv), .fill(...)
     next_token: Any = None              # a NextToken behind the network, which guesses (blocks/next_token.py)
 
     def __str__(self):

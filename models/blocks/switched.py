@@ -20,8 +20,11 @@ SLOTS = "adapter"                       # input: the slot of every token
 
 @dataclasses.dataclass(frozen=True)
 class Switch:
-    """tokens: that of each adapter, its slot less one; substitutes: what is read in their place; gain: how much more
-    an adapter's token counts than others, exp(2 gain) times."""
+    """One of Description.inputs.
+
+    tokens: that of each adapter, whose slot is its place plus one; substitutes: what is read in their place; gain: an
+    adapter's token counts exp(2 gain) times as much as others.
+    """
     n_vocab: int
     tokens: tuple
     substitutes: tuple
@@ -33,6 +36,17 @@ class Switch:
         slots[list(self.tokens)] = np.arange(1, len(self.tokens) + 1)
         read[list(self.tokens)] = self.substitutes
         return slots, read
+
+    one_text = False
+
+    def arrays(self, n_tokens, n_kv):
+        """{name: array} for so many tokens."""
+        return {SLOTS: np.zeros(n_tokens, np.int32)}
+
+    def fill(self, inputs, at, text, ids):
+        """ids follow the text, from `at` on in the batch."""
+        end = at + len(ids)
+        inputs[SLOTS][at:end], inputs["tokens"][at:end] = self.of(text.ids, ids)
 
     def of(self, past, ids):
         """(slots, tokens that are read) of ids behind the ids `past`."""

@@ -1,12 +1,13 @@
 """Decoders of experts: some dense layers first, then a router's choice, mostly beside an expert that all tokens pass.
 
 DeepSeek 1 and its OCR model, dots1, GLM 4.5, Ling (bailingmoe), ERNIE 4.5, MiniMax M2, Hunyuan, Phi 3.5 MoE, DBRX,
-Grok, LLaMA 4, HY V3, Arctic, Grove, and the experts of EXAONE, Arcee (afmoe) and Cohere.
+Grok, LLaMA 4, HY V3, MiniMax M3, Arctic, Grove, and the experts of EXAONE, Arcee (afmoe) and Cohere.
 """
 import dataclasses
 import math
 
 from ggjit.models.blocks.attention import Attention
+from ggjit.models.blocks.block_indexer import BlockIndexer, BlockInputs, SparseAttention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.grove import Grove
@@ -205,6 +206,25 @@ def minimax_m2(hparams):
     return Description(blocks, hparams.eps(), tied=False)
 
 
+def minimax_m3(hparams):
+    """Norms of every head's query and key, a clamped gate; layers of experts look at blocks of positions."""
+    plain = rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms")
+    n_index, d_index, n_top, size, n_local = (hparams.positive(f"attention.indexer.{name}") for name in (
+        "head_count", "key_length", "top_k", "block_size", "local_blocks"))
+    if n_index != plain.n_head_kv or plain.rope.n_dims > d_index:
+        raise hparams.wrong("attention.indexer.head_count", n_index, f"{plain.n_head_kv}, of {plain.rope.n_dims} "
+                            f"numbers or more each")
+    index = BlockIndexer(n_index, d_index, n_top, size, plain.rope)
+    sparse = SparseAttention(**{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}, indexer=index)
+    n_dense = hparams.get("leading_dense_block_count", 0, int)
+    n_ff = hparams.positive("expert_feed_forward_length") * hparams.positive("expert_shared_count")
+    experts = routed(hparams, n_shared=0, act="swiglu_oai", pick_bias=True,
+                     shared=Dense(n_ff, "swiglu_oai", suffix="_shexp", bias=False))
+    blocks = [Block(plain, Dense(hparams.n_ff, "swiglu_oai", bias=False)) if i < n_dense else Block(sparse, experts)
+              for i in range(hparams.n_layer)]
+    return Description(blocks, hparams.eps(), tied=False, inputs=(BlockInputs(size, n_local),))
+
+
 def hunyuan_moe(hparams):
     """Norms of heads after RoPE."""
     hparams.ignore("expert_feed_forward_length", "expert_shared_count")
@@ -270,6 +290,7 @@ def grovemoe(hparams):
 
 DECODERS = {"deepseek": deepseek, "dots1": dots1, "glm4moe": glm4moe, "bailingmoe": bailingmoe,
             "bailingmoe2": bailingmoe2, "ernie4_5-moe": ernie4_5_moe, "minimax-m2": minimax_m2,
+            "minimax-m3": minimax_m3,
             "hunyuan-moe": hunyuan_moe, "phimoe": phimoe, "dbrx": dbrx, "deepseek2-ocr": deepseek2_ocr,
             "exaone-moe": exaone_moe, "afmoe": afmoe, "grok": grok, "cohere2moe": cohere2moe,
             "llama4": llama4, "hy_v3": hy_v3, "arctic": arctic, "grovemoe": grovemoe}

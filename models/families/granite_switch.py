@@ -25,7 +25,7 @@ def granite_switch(hparams):
     block = Block(attention, SwitchedDense(hparams.n_ff, bias=False, **slots),
                   residual_scale=hparams.scale("residual_scale"))
     return Description([block] * hparams.n_layer, hparams.eps(), embd_scale=hparams.scale("embedding_scale"),
-                       logit_scale=1.0 / hparams.between("logit_scale", 1e-6, 1e6), switch=switch)
+                       logit_scale=1.0 / hparams.between("logit_scale", 1e-6, 1e6), inputs=(switch,))
 
 
 def _switch(hparams):

@@ -15,7 +15,6 @@ from ggjit.cpu.cpu_plan import reserve_work
 from ggjit.cpu.device import CPU
 from ggjit.models.blocks.description import Loader, Scope
 from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
-from ggjit.models.blocks.switched import SLOTS
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.families.registry import DECODERS
@@ -96,6 +95,11 @@ class Decoder(Network):
         self.description = DECODERS[self.file.arch](hparams)
         self.n_layer, self._n_left = len(self.description.blocks), hparams.n_predicting
         graphs.check_positions(self)
+        if any(more.one_text for more in self.description.inputs):
+            if self.options.n_seqs not in (None, 1):
+                raise ParamError(f"n_seqs is {self.n_seqs}, but {self.file.arch} models read one text at a time here; "
+                                 f"leave it out")
+            self.n_seqs = 1
         self.n_batch = min(self.n_batch, self.n_ctx)
         graphs.check_kv_type(self)
         self._mask_memory = {}
@@ -319,8 +323,8 @@ class Decoder(Network):
                     positions[at] = past
                 else:
                     positions[at:end] = np.arange(past, past + n)
-            if SLOTS in inputs:
-                inputs[SLOTS][at:end], tokens[at:end] = self.description.switch.of(text.ids, ids)
+            for more in self.description.inputs:
+                more.fill(inputs, at, text, ids)
             if "temperature" in inputs:
                 inputs["temperature"][at:end, 0, 0] = self.description.temperatures(past, n)
             if n_tables:

@@ -13,7 +13,6 @@ from ggjit.core.buffer import MultiBuffer
 from ggjit.core.placing import place_tensors
 from ggjit.models.blocks.description import CacheSizes, Loader, linear, mask_name, pages_name, rows_name
 from ggjit.models.blocks.hparams import MAX_CTX
-from ggjit.models.blocks.switched import SLOTS
 from ggjit.models.core.checks import integer
 from ggjit.models.networks.kv_cells import PAGE
 from ggjit.ops.core.errors import ModelError, ParamError
@@ -168,8 +167,8 @@ def inputs(m, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
         inputs[mask_name(window)] = mask_room(m, window, n_tokens, width)
         if n_tables:
             inputs[pages_name(window)] = np.zeros((n_tables, n_kv // PAGE), np.int32)
-    if m.description.switch:
-        inputs[SLOTS] = np.zeros(n_tokens, np.int32)
+    for more in m.description.inputs:
+        inputs |= more.arrays(n_tokens, n_kv)
     if m.description.temperature:
         inputs["temperature"] = np.ones((n_tokens, 1, 1), np.float32)
     if m.recurrent:

@@ -42,8 +42,8 @@ from helpers.arch_notation import (
 VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
             "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
             "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window",
-            "glm4moe-nextn", "chameleon-after", "gemma3n-shared", "gemma4-moe", "grok-1", "cohere2moe-rms",
-            "gemma-embedding-dense",
+            "glm4moe-nextn", "chameleon-after", "minimax-m3-sparse", "gemma3n-shared", "gemma4-moe", "grok-1",
+            "cohere2moe-rms", "gemma-embedding-dense",
             *arch_hybrids.VARIANTS, *arch_experts.VARIANTS)
 ENCODED = [5, 90, 41, 7, 7, 66, 2, 33, 12, 80, 1]         # the text that encoders of encoder-decoders read
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
@@ -56,6 +56,12 @@ LOW_RANK_Q = "attn_q_a=QL,D attn_q_a_norm=QL attn_q_b=H*hd,QL "
 LATENT = "attn_kv_a_mqa=KL+R,D attn_kv_a_norm=KL attn_output=D,H*VD "
 LATENT_SIZES = {"attention.q_lora_rank": "QL", "attention.kv_lora_rank": "KL"}
 UNSCALED = {"gemma3n", "gemma4"}
+FLASH = {"minimax-m3-sparse"}       # llama.cpp looks at all keys where flash attention is off
+BLOCK_INDEX = PICKED + "indexer.q_proj=K*32,D indexer.k_proj=32,D indexer.q_norm=32 indexer.k_norm=32 "
+MINIMAX_M3 = DENSE_FIRST | {
+    "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.7,
+    "attention.indexer.head_count": "K", "attention.indexer.key_length": 32, "attention.indexer.top_k": 8,
+    "attention.indexer.block_size": 8, "attention.indexer.local_blocks": 1}
 DIFFUSERS = ("dream", "llada", "rnd1")          # the beginnings of their names
 HEADS_NORMED = "attn_q_norm=H,hd attn_k_norm=K,hd attn_q_norm.bias!=H,hd attn_k_norm.bias!=K,hd "
 CHAMELEON_KV = {"attention.layer_norm_rms_epsilon": 1e-5}
@@ -165,6 +171,11 @@ MORE = {
         "interleave_moe_layer_step": 1})),
     "minimax-m2": (NORMS + QKV + "attn_q_norm=Q attn_k_norm=KV " + EXPERTS_X + PICKED, dict(
         hd=32, rot=.5, must_untie=True, ff_is_ffx=True, kv={**MOE, "expert_gating_func": 2})),
+    "minimax-m3": (_after_dense(NORMS + QKV + HEAD_NORMS, BLOCK_INDEX), dict(
+        hd=32, rot=.5, must_untie=True, shexp=2, kv=MINIMAX_M3)),
+    "minimax-m3-sparse": (_after_dense(NORMS + QKV + HEAD_NORMS, BLOCK_INDEX), dict(
+        of="minimax-m3", hd=32, rot=.5, must_untie=True, shexp=2, kv=MINIMAX_M3 | {
+            "attention.indexer.top_k": 3, "attention.indexer.block_size": 4})),
     "hunyuan-moe": (NORMS + QKV + HEAD_NORMS + EXPERTS + SHARED, dict(hd=32, kv={
         **MOE, "expert_shared_feed_forward_length": "FS", "expert_shared_count": 1})),
     "phimoe": (NORMS_B + QKV_B.replace("output=", "output+b=") + EXPERTS, dict(
@@ -360,7 +371,7 @@ def main(tools, name, folder, named=None):
                         for p in (path, other))
         pooled = ()
     else:
-        c = lib.load(path).context(n_ctx=256, flash=0, kv=0)
+        c = lib.load(path).context(n_ctx=256, flash=int(name in FLASH), kv=0)
         encode(c, name)
         whole = c.decode(ids, all_logits=True)
         c.reset()

@@ -89,7 +89,8 @@ def test_against_llamacpp(name, written, table):
             assert abs(np.linalg.norm(got) - 1) < 1e-5
             assert abs(got - unit).max() <= (3e-3 if name == "bert" else 1e-3) * abs(unit).max()
             return
-    with load_model(path, n_threads=1, n_ctx=64, n_batch=16, kv_type="F32", flash=False, reserve=False) as m:
+    options = {"kv_type": "F32", "flash": name in arch_files.FLASH}
+    with load_model(path, n_threads=1, n_ctx=64, n_batch=16, reserve=False, **options) as m:
         arch_files.prepared(m)
         whole = m.logits(ids)                           # in batches of 16, 16 and 8
         m.reset()
