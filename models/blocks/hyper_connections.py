@@ -91,9 +91,27 @@ class StreamsEnd:
         d, t = x.ne[:2]
         return gg.repeat_4d(gg.reshape_3d(x, d, 1, t), d, self.n_streams, t, 1)
 
+    def _wanted(self, x, rows):
+        return x if rows is None else gg.reshape_3d(gg.get_rows(_flat(x), rows), *x.ne[:2], rows.ne[0])
+
     def after(self, g, x, w, rows):
-        if rows is not None:
-            x = gg.reshape_3d(gg.get_rows(_flat(x), rows), *x.ne[:2], rows.ne[0])
+        x = self._wanted(x, rows)
         mixes = linear(w["fn"], gg.rms_norm(_flat(x), g.eps))
         pre = _sigmoid(mixes, w["scale"], w["base"], 0, self.n_streams, 0)
         return gg.dsv4_hc_pre(x, _shifted(pre, 1.0, self.eps))
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamsMean(StreamsEnd):
+    """What follows the layers is the mean of the streams."""
+
+    def load(self, loader):
+        return {}
+
+    def after(self, g, x, w, rows):
+        x = self._wanted(x, rows)
+        streams = [gg.view_2d(x, x.ne[0], x.ne[2], x.nb[2], h * x.nb[1]) for h in range(self.n_streams)]
+        total = streams[0]
+        for stream in streams[1:]:
+            total = gg.add(total, stream)
+        return gg.scale(total, 1.0 / self.n_streams)

@@ -8,12 +8,12 @@
     expanded:   k[h], v[h] = Wkvb[h] c, attention as usual
 """
 import dataclasses
+from typing import Any
 
 import ggjit as gg
 from ggjit.models.blocks.attention import attend, gated, rows_by_head
 from ggjit.models.blocks.description import linear
 from ggjit.models.blocks.hparams import Rope
-from ggjit.models.blocks.indexer import Indexer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Latent:
     d_shared: int = 0                   # without RoPE: of a head, the part that would be rotated
     gate: str = ""                      # a name in attention.GATES: the result is o * act(attn_gate n)
     gate_by_head: bool = False          # that gate is one number for each head
-    indexer: Indexer | None = None      # which keys a token looks at; None: all
+    indexer: Any = None                 # an Indexer or PoolIndexer:     # which keys a token looks at; None: all
     window: int = 0                     # tokens looked back on, itself included; 0: all
     sinks: bool = False                 # a learned score per head that takes part in the softmax, with value 0
     k_norm: bool = False                # r is normed before it is rotated
@@ -92,9 +92,9 @@ class Latent:
         t, h, rot, c = g.n_tokens, self.n_head, self.n_rot, self.kv_rank
         x = g.norm(linear(w["q_a"], n), "rms", w["q_norm"]) if self.q_rank else n
         q = gg.reshape_3d(gg.set_name(linear(w["q"], x), f"q-{i}"), self.d_key, h, t)
-        q_nope, q_rope = self._split(q, self.d_nope, rot)
+        q_nope, q_rope = self._split(q, self.d_nope, rot) if rot else (q, None)
         kv = gg.reshape_3d(gg.set_name(linear(w["kv_a"], n), f"kv_cmpr_pe-{i}"), c + rot, 1, t)
-        latent, k_rope = self._split(kv, c, rot)
+        latent, k_rope = self._split(kv, c, rot) if rot else (kv, None)
         k_rope = g.norm(k_rope, "rms", w["k_norm"]) if self.k_norm else k_rope
         if self.rope:
             q_rope, k_rope = (gg.rope_ext(v, g.leaf["positions"], w["rope_factors"], *self.rope.parameters)
@@ -121,13 +121,14 @@ class Latent:
         return (gg.view_3d(x, n, x.ne[1], x.ne[2], x.nb[1], x.nb[2], first * x.nb[0]) for n, first in ((a, 0), (b, a)))
 
     def _query(self, g, nope, rope):
-        q = gg.concat(nope, rope, 0)
+        q = nope if rope is None else gg.concat(nope, rope, 0)
         return gg.permute(gg.mul(q, g.leaf["temperature"]) if self.temperature else q, 0, 2, 1, 3)
 
     def _absorbed(self, g, q_nope, q_rope, latent, k_rope, mask, w, i):
         q_nope = gg.mul_mat(w["k_b"], gg.permute(q_nope, 0, 2, 1, 3))           # [kv_rank, n_tokens, n_head]
         q = self._query(g, gg.permute(q_nope, 0, 2, 1, 3), q_rope)
-        new = gg.reshape_2d(gg.concat(latent, k_rope, 0), self.d_head, g.n_tokens)
+        new = latent if k_rope is None else gg.concat(latent, k_rope, 0)
+        new = gg.reshape_2d(new, self.d_head, g.n_tokens)
         kept = gg.set_rows(g.cache[i][0], new, g.rows(self.window))
         k = rows_by_head(g, kept, self.d_head, 1)
         v = rows_by_head(g, kept, self.kv_rank, 1)

@@ -22,16 +22,16 @@ class NextToken:
         d, p = loader.n_embd, f"blk.{self.layer}."
         n = p + "nextn."
         own_norm = n + "shared_head_norm" if loader.has(n + "shared_head_norm.weight") else "output_norm"
-        tables = {name: loader.want(f"{n}{name}.weight", d, loader.n_vocab, optional=True)
-                  for name in ("embed_tokens", "shared_head_head")}
+        tables = {name: loader.want(f"{n}{name}.weight", d, loader.n_vocab)
+                  for name in ("embed_tokens", "shared_head_head") if loader.has(f"{n}{name}.weight")}
         return self.block.load(loader, p) | tables | {
             "eh_proj": loader.linear(n + "eh_proj", 2 * d, d, False), "enorm": loader.norm(n + "enorm", "rms"),
             "hnorm": loader.norm(n + "hnorm", "rms"), "head_norm": loader.norm(own_norm, "rms")}
 
     def build(self, g, embd, out, w):
         """(logits, state) after the last token.  embd, out: the network's, where the layer has none of its own."""
-        e = gg.get_rows(w["embed_tokens"] or embd, g.leaf["tokens"])
+        e = gg.get_rows(w.get("embed_tokens", embd), g.leaf["tokens"])
         both = gg.concat(g.norm(e, "rms", w["enorm"]), g.norm(g.leaf["before"], "rms", w["hnorm"]), 0)
         x = self.block.build(g, linear(w["eh_proj"], both), w, self.layer, g.leaf["out_rows"])
         h = gg.set_name(g.norm(x, "rms", w["head_norm"]), "next_state")
-        return gg.set_name(gg.mul_mat(w["shared_head_head"] or out, h), "next_logits"), h
+        return gg.set_name(gg.mul_mat(w.get("shared_head_head", out), h), "next_logits"), h

@@ -55,7 +55,7 @@ class Switch:
         n = np.cumsum(own > 0)
         others = np.arange(1, len(own) + 1) - n
         found = np.where(n > 0, np.cumsum(own) / np.maximum(n + others * np.exp(-2 * self.gain), 1e-30), 0.0)
-        return np.floor(found + 0.5)[len(past):].astype(np.int32), read[np.asarray(ids, np.int64)]
+        return np.floor(found.astype(np.float32) + 0.5)[len(past):].astype(np.int32), read[np.asarray(ids, np.int64)]
 
 
 def _load(loader, name, n_in, n_out, rank, n_slots):

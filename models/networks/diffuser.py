@@ -76,8 +76,8 @@ class Diffuser(Encoder):
 
         All n_predict tokens (-1: 256, or what the context leaves) begin as masks; each step decides those that the
         model is surest of.  The pieces come in the order of the text, as far as it is decided.
-        temp: temperature; 0 always takes the likeliest token.  top_k, top_p, seed: as of decoders.  stop: texts or ids
-        that end it.  ignore_eos: the model's own ends are never chosen.
+        temp: temperature; 0 always takes the likeliest token.  top_k (0), top_p (1.0), seed: as of decoders, off unless
+        given.  stop: texts or ids that end it.  ignore_eos: the model's own ends are never chosen.
         steps: how many steps the answer takes; None: as many as tokens.  Fewer are faster.
         eps: a step decides a share of all masks that are left, down to a time of eps; or block_length: one block of so
         many tokens after the other, as many tokens at each step.  None: as the model was trained.

@@ -28,7 +28,8 @@ SURENESS = {"confidence": lambda p, all_p: p,
             "entropy": lambda p, all_p: (all_p * np.log(all_p + 1e-10)).sum(axis=1)}
 ALGORITHMS = (*SURENESS, "random", "origin")
 OWN = "steps", "eps", "block_length", "algorithm", "alg_temp", "cfg_scale"
-SAMPLING = "temp", "top_k", "top_p", "seed"
+FILTERS = {"temp": 0.0, "top_k": 0, "top_p": 1.0}        # and off: what they cut off would make many tokens as sure
+SAMPLING = (*FILTERS, "seed")
 AT_MOST = 256                   # tokens of an answer without a limit
 OF_DECODERS = ("grammar", "json_schema", "grammar_triggers", "cache_prompt", "context_shift", "n_keep", "logprobs",
                "speculative", "images", *(name for name in OPTIONS if name not in SAMPLING))
@@ -64,7 +65,7 @@ def probabilities(logits, temp, top_k, top_p):
         np.put_along_axis(cut, order, before >= top_p, 1)
         cut[np.arange(len(p)), order[:, 0]] = False
         logits[cut] = -math.inf
-    return _softmax(logits / temp if temp else logits)
+    return _softmax(logits / temp if temp > 0 else logits)
 
 
 def _softmax(x):
@@ -101,7 +102,7 @@ class Diffusion:
         self.algorithm = one_of("algorithm", algorithm, ALGORITHMS)
         self.alg_temp, self.cfg_scale = (_at_least_0(*pair) for pair in (("alg_temp", alg_temp),
                                                                           ("cfg_scale", cfg_scale)))
-        self._sampling = [OPTIONS[name].checked(sampling.get(name, OPTIONS[name].default)) for name in SAMPLING[:3]]
+        self._sampling = [OPTIONS[name].checked(sampling.get(name, off)) for name, off in FILTERS.items()]
         self._rng = np.random.default_rng(OPTIONS["seed"].checked(sampling.get("seed")))
         self._parts = _parts(n, integer("steps", n if steps is None else steps, 1, 1 << 20), eps, block_length,
                              model.schedule)
@@ -169,7 +170,7 @@ class Diffusion:
     def _decide(self, masks, n):
         """Draw tokens for the masks, and keep n of them."""
         p = probabilities(self._logits_at(masks), *self._sampling)
-        tokens = p.argmax(1) if not self._sampling[0] else \
+        tokens = p.argmax(1) if self._sampling[0] <= 0 else \
             np.minimum((p.cumsum(1) < self._rng.random((len(p), 1))).sum(1), p.shape[1] - 1)
         self.stats["steps"] += 1
         if self.algorithm == "origin":

@@ -30,8 +30,8 @@ def kind(name):
     return KINDS.get(FAMILIES[arch].__module__.rpartition(".")[2] if arch in FAMILIES else arch, "rms norm")
 
 
-# llama.cpp has no network for gptj
-NAMES = sorted({*FAMILIES, *arch_files.VARIANTS} - {"gptj"})
+# llama.cpp has no network for gptj, and chameleon-after's feed-forward reads attention's result there, not the sum
+NAMES = sorted({*FAMILIES, *arch_files.VARIANTS} - {"gptj", "chameleon-after"})
 
 
 @pytest.fixture
@@ -78,7 +78,8 @@ def test_against_llamacpp(name, written, table):
         hidden = m.hidden(ids)
         assert hidden.shape == (len(ids), m.n_embd) and np.isfinite(hidden).all()
         # BERT's own GELU is the exact one
-        bound = allowed(want, 1e-3 if name == "bert" else 3e-4)
+        of_largest = 1e-3 if name in {"bert", *arch_files.FLASH} else 3e-4      # llama.cpp's flash attention rounds
+        bound = allowed(want, of_largest)
         if m.file.arch in DIFFUSERS:
             assert abs(m.logits(ids) - want["whole"]).max() <= bound
             return
@@ -99,7 +100,7 @@ def test_against_llamacpp(name, written, table):
     assert (whole[:, first:end] == np.finfo(np.float32).min).all()
     whole, single, theirs, again = (np.delete(x, slice(first, end), 1) for x in (
         whole, single, want["whole"], want["again"]))
-    bound = allowed({"whole": theirs, "again": again}, 3e-4)
+    bound = allowed({"whole": theirs, "again": again}, of_largest)
     assert abs(whole - theirs).max() <= bound
     assert abs(single - whole).max() <= bound
 

@@ -140,6 +140,8 @@ def test_alg_temp_draws_what_is_decided(model, monkeypatch):
 
 def test_a_text_ends_where_it_says_so(model, monkeypatch):
     """Steps that would decide what comes behind its end are not computed."""
+    for name, value in (("n_vocab", VOCAB), ("encode", lambda *a, **k: []), ("piece", lambda i, **k: str(i).encode())):
+        monkeypatch.setattr(model._tokenizer, name, value, raising=False)
     monkeypatch.setattr(model, "logits", lambda ids: sure_of([0, 1, 2, 3]))
     g = model.generate([1, 2], n_predict=4, block_length=4, stop=["12 "])
     assert g.text == "10 11 " and g.stats["stop_reason"] == "stop_string" and g.stats["steps"] == 3
@@ -154,7 +156,7 @@ def test_a_small_model_writes(arch, tmp_path):
     """Every token is the likeliest where it was decided; the text so far is what the steps see."""
     with load_model(write(tmp_path / "m.gguf", arch=arch), n_threads=1) as m:
         m._tokenizer = tiny_model.Words()
-        g = m.generate([3, 4, 6], n_predict=6, top_k=0, top_p=1.0)
+        g = m.generate([3, 4, 6], n_predict=6)
         ids, at = np.array([3, 4, 6] + [MASK] * 6), None
         while MASK in ids:
             masks = np.flatnonzero(ids == MASK)
@@ -186,10 +188,10 @@ def test_a_small_model_writes(arch, tmp_path):
     ({"eps": 0.1, "block_length": 4}, gg.ParamError, "two schedules"), ({"eps": 1.0}, gg.ParamError, "below 1"),
     ({"block_length": 2, "n_predict": 9, "steps": 4}, gg.ParamError, "one for each of the 5 blocks"),
     ({"alg_temp": -1.0}, gg.ParamError, "alg_temp"), ({"cfg_scale": float("nan")}, gg.ParamError, "cfg_scale"),
-    ({"temp": -1.0}, gg.ParamError, "temp")])
+    ({"top_p": 2.0}, gg.ParamError, "top_p")])
 def test_options_that_do_not_fit_are_refused(options, error, words, model):
     with pytest.raises(error, match=words):
-        model.generate([1, 2], **options)
+        model.generate([1, 2], **{"n_predict": 8, **options})
 
 
 def test_options_of_decoders_that_ask_for_nothing_are_taken(model, monkeypatch):
@@ -209,4 +211,4 @@ def test_what_such_a_model_cannot_do_is_said(model, tmp_path):
         model.generate(b"a")
     tiny_model.write(tmp_path / "n.gguf", arch="llada")
     with load_model(tmp_path / "n.gguf", n_threads=1) as m, pytest.raises(gg.ModelError, match="mask_token_id is None"):
-        m.generate([1, 2])
+        m.generate([1, 2], n_predict=8)

@@ -298,7 +298,7 @@ OTHERWISE_IN_LLAMACPP = {       # names of products before their bias, and of va
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("name", sampled([(n,) for n in sorted(DECODERS)], kind))
+@pytest.mark.parametrize("name", sampled([(n,) for n in sorted(DECODERS) if n != "gptj"], kind))      # it has none
 def test_values_are_those_of_llamacpp(name, tmp_path, need):
     """By name, wherever llama.cpp has a tensor of that name."""
     need("xllamacpp", "llama.cpp is the oracle")
