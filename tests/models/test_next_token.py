@@ -55,8 +55,9 @@ def test_guesses_are_those_of_the_layer(name, parts, tmp_path, monkeypatch):
     norm = w.get(p + "nextn.shared_head_norm.weight", w["output_norm.weight"])
     out = w.get(p + "nextn.shared_head_head.weight", w.get("output.weight", w["token_embd.weight"]))
     alone = {"token_embd.weight": x, "output.weight": out[:len(ids)], "output_norm.weight": norm, **layer}
-    settings = {k: v for k, v in metadata.items() if not k.endswith("feed_forward_length") or "expert" in k} | {f"{arch}.block_count": 1, f"{arch}.leading_dense_block_count": 0,
-                           f"{arch}.nextn_predict_layers": 0, f"{arch}.vocab_size": len(ids)}
+    settings = {k: v for k, v in metadata.items() if not k.endswith("feed_forward_length") or "expert" in k}
+    settings |= {f"{arch}.block_count": 1, f"{arch}.leading_dense_block_count": 0, f"{arch}.nextn_predict_layers": 0,
+                 f"{arch}.vocab_size": len(ids)}
     save_gguf(tmp_path / "alone.gguf", alone, settings)
     with load_model(tmp_path / "alone.gguf", n_threads=1, n_ctx=128, kv_type="F32") as m:
         state = m.hidden(list(range(len(ids))))[-1]
