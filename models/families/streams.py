@@ -1,5 +1,5 @@
-"""Decoders with several residual streams (blocks/hyper_connections.py): HY V4, with DeepSeek's latent attention; GLM 5
-Next, with Kimi's delta rule in most layers."""
+"""Decoders with several residual streams (models/blocks/hyper_connections.py): HY V4, with DeepSeek's latent attention;
+GLM 5 Next, with Kimi's delta rule in most layers."""
 import dataclasses
 import math
 

@@ -50,8 +50,8 @@ def load_control_vector(path):
     """The ControlVector of a GGUF file.  Errors: BadFile."""
     file = GGUFFile(path)
     if file.arch != ARCH:
-        raise BadFile(f"{path} is no control vector: general.architecture is {file.arch!r}, expected {ARCH!r}; make one "
-                      f"with ggjit.models.make_control_vector")
+        raise BadFile(f"{path} is no control vector: general.architecture is {file.arch!r}, expected {ARCH!r}; make "
+                      f"one with ggjit.models.make_control_vector")
     found = {}
     for name, t in load_gguf(path)[0].items():
         number_ = name.removeprefix(NAME)
@@ -59,8 +59,8 @@ def load_control_vector(path):
             raise BadFile(f"{path}: tensor {name!r} is no direction of a layer from 1 on; make the file again")
         a = t.numpy()
         if a.ndim != 1 or a.dtype != np.float32 or not np.isfinite(a).all():
-            raise BadFile(f"{path}: {name!r} is {a.dtype} {a.shape}, expected finite F32 numbers of one layer; make the "
-                          f"file again")
+            raise BadFile(f"{path}: {name!r} is {a.dtype} {a.shape}, expected finite F32 numbers of one layer; make "
+                          f"the file again")
         found[int(number_)] = a.copy()
     if not found:
         raise BadFile(f"{path} holds no directions; make the file again")
@@ -78,8 +78,8 @@ def combined(vectors, n_embd, n_layer, path):
         vector = vector if isinstance(vector, ControlVector) else load_control_vector(vector)
         for i, d in (vector * strength).directions.items():
             if d.shape != (n_embd,):
-                raise ModelError(f"{vector.path}: the direction of layer {i} has {d.size} numbers, {path} has {n_embd}; "
-                                 f"use the model it was made with")
+                raise ModelError(f"{vector.path}: the direction of layer {i} has {d.size} numbers, {path} has "
+                                 f"{n_embd}; use the model it was made with")
             if not 0 < i < n_layer:
                 raise ParamError(f"{vector.path} has a direction of layer {i}, {path} takes those of layers 1 to "
                                  f"{n_layer - 1}; use the model it was made with")

@@ -64,7 +64,7 @@ def test_a_model_fills_the_hole(code_model):
 
 
 def test_what_cannot_be_filled_is_said(code_model):
-    with load_model(None, n_threads=1, n_ctx=64) as m, pytest.raises(gg.NotSupported, match="fim_pre, fim_suf, fim_mid"):
+    with load_model(None, n_threads=1, n_ctx=64) as m, pytest.raises(gg.NotSupported, match="fim_pre, fim_suf, fim_m"):
         m.infill("a", "b")
     with load_model(code_model, n_threads=1, n_ctx=64) as m:
         with pytest.raises(gg.TypeMismatch, match="after is a text"):
