@@ -18,7 +18,7 @@ from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.families.registry import DECODERS
-from ggjit.models.networks import context_shift, predictor, saved_state
+from ggjit.models.networks import context_shift, predictor, saved_state, steering
 from ggjit.models.networks import decoder_graph as graphs
 from ggjit.models.networks.kv_cells import KVCells, whole_pages
 from ggjit.models.networks.load_options import LoadOptions
@@ -30,6 +30,7 @@ from ggjit.models.networks.vision import load_vision
 from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
+from ggjit.models.text.infill import infill_ids
 from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
 from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
 from ggjit.models.text.running_batch import LEAST_PIECE
@@ -77,6 +78,8 @@ class Decoder(Network):
     SEES = True                         # may it have a vision part?
     vision = pictures = None            # the Vision beside it, and the PictureTokens of what it saw
     predictor = None                    # guesses by a layer of its own, once they were asked for
+    control, _control_ctx = {}, None    # {layer: leaf that is added to what it gives on} and their context
+    set_lora, set_control_vectors = steering.set_lora, steering.set_control_vectors
 
     def __init__(self, file, options=None):
         """options: LoadOptions.  Errors: ParamError."""
@@ -723,6 +726,19 @@ class Decoder(Network):
             prompt = ids_with_pictures(self, prompt, images)
         kind = Generations if is_many(prompt) else Generation
         return kind(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
+
+    def infill(self, before, after, n_predict=64, others=(), suffix_first=False, **options):
+        """Iterator over pieces of the text between `before` and `after`, by a model that was trained to fill in the
+        middle (mostly of code).
+
+            m.infill("def add(a, b):\\n    return ", "\\n\\nprint(add(1, 2))").text
+
+        others: (name, text) of other files that it may look at.  suffix_first: the order in which some models were
+        trained.  options: as in `generate`.
+        Errors: those of `generate`; NotSupported for a vocabulary without the tokens for it.
+        """
+        ids = infill_ids(self.tokenizer, before, after, others, suffix_first, self.file.path)
+        return self.generate(ids, n_predict, **options)
 
     def score(self, texts, logprobs=0):
         """A ScoredText of each text: `.tokens` with the log-probability of each given all before it, `.logprob`, their

@@ -212,6 +212,8 @@ def through_blocks(m, g, x, rows=None):
         if i == last:
             g.shared[LAST_INPUT] = x
         x = block.build(g, x, w, i, rows if i == last else None)
+        if i in m.control:
+            x = gg.set_name(gg.add(x, m.control[i]), f"controlled-{i}")
     return about.frame.after(g, x, m.frame, rows) if about.frame else x
 
 

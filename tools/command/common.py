@@ -120,6 +120,16 @@ def add_gpu(c):
     c.add_argument("-ngl", "--n-gpu-layers", type=n_layers, default=None, metavar="N",
                    help="the last N layers on the first GPU, -1: all and the output (none)")
     c.add_argument("--cpu-moe", action="store_true", help="with -ngl: the weights of experts stay on the CPU")
+    c.add_argument("-ot", "--override-tensor", action="append", default=[], metavar="PATTERN=DEVICE",
+                   help="with -ngl: tensors whose names match lie on that device, or CPU, before all other rules")
+
+
+def patterns(texts):
+    """{PATTERN: DEVICE}; a pattern may hold "=", a device's name does not."""
+    wrong = next((t for t in texts if not all(t.rpartition("="))), None)
+    if wrong is not None:
+        raise ParamError(f"-ot takes PATTERN=DEVICE, got {wrong!r}")
+    return {pattern: device for pattern, _, device in (t.rpartition("=") for t in texts)}
 
 
 def add_sampling(c):
