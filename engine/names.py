@@ -45,6 +45,7 @@ from ggjit.ops.core.types import Type
 from ggjit.ops.core.user_warnings import GgjitWarning
 from ggjit.ops.native.jit import CACHE as _CACHE
 from ggjit.ops.types import quantize as _quantisers
+from ggjit.ops.types.own import Lanes, define_type, load_half, remove_type, store_half
 from ggjit.ops.types.quantize import dequantize, quantize
 from ggjit.ops.types.validate import validate_row_data
 from ggjit.profiling.profile import profile

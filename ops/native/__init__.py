@@ -5,5 +5,6 @@ stores), `simd` (vectors), `lanes` (lanes of several vectors), `neon` (products 
 then `node` (what a kernel knows of its tensors and threads), `row_loops` (the loop of nearly every kernel),
 `row_affinity` (which thread takes which rows), `waiting` (how threads wait on each system), `records` (arguments by
 name, at one address) and `jobs` (kernels outside plans).  `isa` says what the processor has, `measured` keeps what was
-fastest on it, `cache_files` are the files of both, `kernel_pack` many kernels in one.
+fastest on it, `cache_files` are the files of both, `kernel_pack` many kernels in one; `numba_report` shortens what
+Numba says of a function of a user.
 """
