@@ -31,6 +31,7 @@ def add_arguments(c):
     c.add_argument("--batch", type=positive, default=1, metavar="N", help="rows of a step (1)")
     c.add_argument("--lr", type=float, default=2e-4, metavar="RATE", help="learning rate of AdamW (2e-4)")
     c.add_argument("-s", "--seed", type=count, default=0, metavar="N", help="of the first values and the order (0)")
+    c.add_argument("--sample", metavar="PROMPT", help="show what the model writes after it, before and after")
     c.add_file("--checkpoint", metavar="FILE", help="written every minute and at the end; the same command goes on "
                "from it")
     add_threads(c)
@@ -65,7 +66,10 @@ def run(args):
     with compiling(), ended_by_sigterm():
         h = finetune(args.model, args.data, args.out, args.rank, args.alpha, targets, args.n_ctx or 256, args.memory,
                      args.epochs, args.steps, args.lr, args.batch, args.seed, args.threads, args.checkpoint, stepped,
-                     on_plan=planned, force=args.force)
+                     on_plan=planned, force=args.force, sample=args.sample)
     if not args.json:
+        for what, text in (("before", h.before), ("after", h.after)) if args.sample else ():
+            print(f"{what}: {args.sample}{text}")
         print(f"wrote {args.out}")
-    return found | {"out": args.out, "steps": len(h.steps), "loss": h.steps}
+    sample = {"before": h.before, "after": h.after} if args.sample else {}
+    return found | {"out": args.out, "steps": len(h.steps), "loss": h.steps} | sample
