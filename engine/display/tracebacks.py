@@ -6,8 +6,11 @@ IPython asks an exception for `_render_traceback_`; engine/__init__.py gives eve
     cell 3, line 2, in <module>
         y = gg.mul_mat(w, x)
     ShapeError: mul_mat: ...
+
+A KeyboardInterrupt, which is no class of ours, is given the same when it comes out of the library.
 """
 import linecache
+import sys
 import traceback
 
 _LIBRARY = ("ggjit.", "IPython.", "ipykernel.")
@@ -21,6 +24,20 @@ def _is_library(frame):
 def _cell(file):
     """"cell" for the file of a notebook's cell, which has a number for a name."""
     return "cell" if "ipykernel_" in file or file.startswith("<ipython") else file
+
+
+def shorten_interrupts():
+    """In IPython, interrupts that come out of the library show the user's lines alone.  A shell that handles some
+    exceptions its own way is left alone."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and shell.custom_exceptions == ():
+        shell.set_custom_exc((KeyboardInterrupt,), _interrupted)
+
+
+def _interrupted(shell, kind, error, tb, tb_offset=None):
+    if any(_is_library(frame) for frame, _ in traceback.walk_tb(tb)):
+        error._render_traceback_ = lambda: short_traceback(error)
+    shell.showtraceback((kind, error, tb), tb_offset=tb_offset)
 
 
 def short_traceback(error):
