@@ -85,16 +85,20 @@ def is_kept(modules):
 
 def traits_of(type):
     """The Traits of `type`; NotSupported if no file serves it yet."""
+    return _known(type)[0]
+
+
+def module_of(type):
+    """The module a kernel over `type` depends on (for its cache key)."""
+    return _known(type)[1]
+
+
+def _known(type):
     try:
-        return all_traits()[type][0]
+        return all_traits()[type]
     except KeyError:
         if type.is_own:
             raise NotSupported(f"type {type!r} was removed, or defined again since: make the tensor anew with the type "
                                f"that gg.define_type returned last") from None
         raise NotSupported(f"type {type!r} can be read from files but has no kernels yet; "
                            f"types with kernels: {', '.join(repr(t) for t in all_traits())}") from None
-
-
-def module_of(type):
-    """The module a kernel over `type` depends on (for its cache key)."""
-    return all_traits()[type][1]
