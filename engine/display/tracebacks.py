@@ -13,12 +13,16 @@ import linecache
 import sys
 import traceback
 
-_LIBRARY = ("ggjit.", "IPython.", "ipykernel.")
+_NOTEBOOK = ("IPython.", "ipykernel.")
+
+
+def _is_ours(frame):
+    name = frame.f_globals.get("__name__", "")
+    return name == "ggjit" or name.startswith("ggjit.")
 
 
 def _is_library(frame):
-    name = frame.f_globals.get("__name__", "")
-    return name == "ggjit" or name.startswith(_LIBRARY)
+    return _is_ours(frame) or frame.f_globals.get("__name__", "").startswith(_NOTEBOOK)
 
 
 def _cell(file):
@@ -35,7 +39,7 @@ def shorten_interrupts():
 
 
 def _interrupted(shell, kind, error, tb, tb_offset=None):
-    if any(_is_library(frame) for frame, _ in traceback.walk_tb(tb)):
+    if any(_is_ours(frame) for frame, _ in traceback.walk_tb(tb)):
         error._render_traceback_ = lambda: short_traceback(error)
     shell.showtraceback((kind, error, tb), tb_offset=tb_offset)
 
@@ -49,4 +53,4 @@ def short_traceback(error):
             file, code = frame.f_code.co_filename, linecache.getline(frame.f_code.co_filename, number).strip()
             where = "" if frame.f_code.co_name.startswith("<") else f", in {frame.f_code.co_name}"
             lines.append(f"{_cell(file)}, line {number}{where}\n    {code}")
-    return [*lines, f"{name}: {error}", *getattr(error, "__notes__", ())]
+    return [*lines, f"{name}: {error}".removesuffix(": "), *getattr(error, "__notes__", ())]
