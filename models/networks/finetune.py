@@ -202,7 +202,7 @@ class Finetuning:
                 raise ParamError(f"finetune: {len(data)} rows of {n_ctx} tokens do not fill a batch of {batch}; use a "
                                  f"smaller batch or a shorter context")
             if epochs is None:
-                epochs = 1 if steps < math.inf else -(-LEAST_STEPS // (len(data) // batch))
+                epochs = -(-(steps if steps < math.inf else LEAST_STEPS) // (len(data) // batch))
             self.epochs = epochs
             params = [gg.set_param(t) for pair in self.adapter.pairs.values() for t in pair]
             self.n_params = sum(t.nbytes // 4 for t in params)
@@ -272,8 +272,8 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
     file with a "text" a line, or token ids; cut into rows of n_ctx tokens.  out: the adapter, in llama.cpp's format.
     rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names of matrices, "attn_q" (default: those
     of attention and dense feed-forward).  memory: bytes the process may take; what does not fit is computed again.
-    epochs, steps: whichever ends first; neither: one epoch, or as many as make 40 steps of a short text.  lr: of AdamW,
-    a number or a schedule.  batch: rows of a step.
+    epochs, steps: whichever ends first; without epochs as many as make these steps, without either one, or as many as
+    make 40 steps of a short text.  lr: of AdamW, a number or a schedule.  batch: rows of a step.
     checkpoint: a file that is written every minute, after every epoch and when the training ends; the same call goes on
     from it, with the same bits.
     sample: a prompt; what the model writes after it before and after the training is `.before` and `.after` of the

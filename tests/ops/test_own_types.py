@@ -12,10 +12,10 @@ from ggjit.ops.core.types import OWN
 from ggjit.ops.native.jit import CACHE
 
 BLOCK, NBYTES = 32, 14                  # a float16, then 32 codes of three bits
-TEXT = """It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of
-a wife. However little known the feelings or views of such a man may be on his first entering a neighbourhood, this
-truth is so well fixed in the minds of the surrounding families, that he is considered the rightful property of some one or
-other of their daughters. """ * 2
+TEXT = """It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want
+of a wife. However little known the feelings or views of such a man may be on his first entering a
+neighbourhood, this truth is so well fixed in the minds of the surrounding families, that he is considered
+the rightful property of some one or other of their daughters. """ * 2
 
 
 def to_float(block, x):
