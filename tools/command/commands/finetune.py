@@ -24,7 +24,7 @@ def add_arguments(c):
                    help=f"matrices to adapt, with commas between (all there are of {','.join(TARGETS)})")
     c.add_argument("--memory", type=nbytes, default=None, metavar="BYTES",
                    help="of the whole process, such as 1.5G: what does not fit is computed again (no limit)")
-    add_n_ctx(c, "tokens of a row (256)")
+    add_n_ctx(c, "tokens of a row (256; a short text has four rows)")
     c.add_argument("--epochs", type=positive, default=None, metavar="N",
                    help="times through the data (once; a short text as often as makes 40 steps)")
     c.add_argument("--steps", type=positive, default=None, metavar="N", help="stop after so many steps")
@@ -64,7 +64,7 @@ def run(args):
     found = {}
     targets = None if args.targets is None else [t.strip() for t in args.targets.split(",") if t.strip()]
     with compiling(), ended_by_sigterm():
-        h = finetune(args.model, args.data, args.out, args.rank, args.alpha, targets, args.n_ctx or 256, args.memory,
+        h = finetune(args.model, args.data, args.out, args.rank, args.alpha, targets, args.n_ctx, args.memory,
                      args.epochs, args.steps, args.lr, args.batch, args.seed, args.threads, args.checkpoint, stepped,
                      on_plan=planned, force=args.force, sample=args.sample)
     if not args.json:
