@@ -49,14 +49,9 @@ from ggjit.tensors.context import Context
 
 PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat", "decode", "description", "detokenize",
           "embed", "encode", "encode_image", "explain", "file", "free", "generate", "graph", "hidden", "hidden_states",
-<<<<<<< HEAD
-          "infill", "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch", "rerank",
-          "reset", "save_state", "score", "set_control_vectors", "set_lora", "tokenize", "tokenizer", "warm_up",
-          "weights")
-=======
-          "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch", "quantize",
-          "rerank", "reset", "save_state", "score", "tokenize", "tokenizer", "warm_up", "weights")
->>>>>>> main
+          "infill", "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch",
+          "quantize", "rerank", "reset", "save_state", "score", "set_control_vectors", "set_lora", "tokenize",
+          "tokenizer", "warm_up", "weights")
 MAX_KEPT_PLANS = 24
 RERANK_PROMPT = "tokenizer.chat_template.rerank"        # with {query} and {document} where they belong
 
