@@ -557,6 +557,16 @@ class Network:
     def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
 
+    def infill(self, before, after, n_predict=64, others=(), suffix_first=False, **options):
+        raise NotSupported(f"{self.file.arch} models do not fill in the middle; load a code model")
+
+    def set_lora(self, lora=()):
+        raise NotSupported(f"the adapters of {self.file.arch} models are given when they are loaded: "
+                           f"load_model(path, lora=[(adapter, scale)])")
+
+    def set_control_vectors(self, vectors=(), first=1, last=None):
+        raise NotSupported(f"{self.file.arch} models take no control vectors; load a llama model")
+
     def shift_context(self, n_keep, n_discard):
         raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
 
