@@ -42,6 +42,8 @@ class Format:
     signed      codes are signed bytes; else unsigned, and zero_point is subtracted
     flip        xor of every byte of codes while packing
     part_nbytes of L rows, where all parts lie alike and fours_ir and scale_ir of part 0 serve all; else 0
+    paired      vectors 2 i and 2 i + 1 of fours_ir are the fours 2 i and 2 i + 1 of rows 0 and 1, and of rows 2 and 3:
+                eight codes of a row lie side by side, as NEON multiplies matrices
     """
     type: Type
     runs: tuple
@@ -54,11 +56,17 @@ class Format:
     signed: bool = False
     flip: int = 0
     part_nbytes: int = 0
+    paired: bool = False
 
     @property
     def n_fours(self):
         """Groups of four weights in a part."""
         return self.type.block // self.n_parts // 4
+
+    @property
+    def packed(self):
+        """Do its words hold more codes than bytes?"""
+        return self.runs[0][2] < self.n_fours * self.n_parts
 
     @property
     def nbytes(self):
@@ -302,22 +310,34 @@ FORMATS = _formats() if isa.X86_LEVEL or neon.HAS_SDOT else {}
 
 # ---------------------------------------------------------------- unpacked: codes as bytes, factors as float32
 def unpacked(format):
-    """The Format of its blocks unpacked: for each part its codes and its scale, then mins and offset, 32 bits each."""
+    """The Format of its blocks unpacked: for each part its codes and its scale, then mins and offset, 32 bits each.
+    NEON's products are signed: there the zero point is subtracted."""
     n, parts = format.n_fours, format.n_parts
     mins = (n + 1) * parts
     offset = mins + parts // 2 * bool(format.mins_ir)
     return dataclasses.replace(
         format, runs=((WORD, 0, offset + bool(format.offset_ir)),), flip=0, part_nbytes=4 * LANES * (n + 1),
+        zero_point=0 if isa.ISA == "neon" else format.zero_point, paired=neon.HAS_SMMLA,
         fours_ir=lambda b, rows, part: ((c, rows.word((n + 1) * part + c)) for c in range(n)),
         scale_ir=lambda b, rows, part: rows.floats((n + 1) * part + n),
         offset_ir=format.offset_ir and (lambda b, rows: rows.floats(offset)),
         mins_ir=format.mins_ir and (lambda b, rows, pair: rows.word32(mins + pair)))
 
 
+def _paired(b, fours):
+    """The order of `paired`, of vectors of the fours of four rows."""
+    for x, y in zip(fours[::2], fours[1::2], strict=True):
+        for row in (0, 2):
+            yield shuffle_ir(b, x, y, [16 * (i // 4) + 4 * r + i % 4 for r in (row, row + 1) for i in range(8)])
+
+
 def unpacked_words_ir(b, format, rows):
     """The words of a block of `unpacked(format)`, in their order."""
+    to = unpacked(format)
+    zero = splat_const("i8", format.zero_point - to.zero_point, 4 * LANES)
     for part in range(format.n_parts):
-        yield from (codes for _, codes in sorted(format.fours_ir(b, rows, part), key=lambda four: four[0]))
+        fours = [b.sub(codes, zero) for _, codes in sorted(format.fours_ir(b, rows, part), key=lambda four: four[0])]
+        yield from _paired(b, fours) if to.paired else fours
         yield format.scale_ir(b, rows, part)
     if format.mins_ir:
         yield from (format.mins_ir(b, rows, pair) for pair in range(format.n_parts // 2))

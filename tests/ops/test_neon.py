@@ -5,6 +5,7 @@ That they compute the right numbers is checked on such processors, or where they
 import re
 
 import pytest
+from helpers.processes import python
 from helpers.sample import sampled
 
 from ggjit.ops.core import machine, settings
@@ -25,7 +26,7 @@ ALL = {level: {
     "f32:64": (FMA_LANE,), "repacked-f32:8": (FMA_LANE,),
     **({f"{name}:{n}": (r"\tsmmla\t" if level == "neon-v8.6" else SDOT_LANE,) for name, n in (
         ("q4_0", 64), ("q8_0", 64), ("q4_K", 64), ("iq2_s", 17))} if level != "neon" else {}),
-    **({f"repacked-{name}:{n}": (SDOT_LANE,) for name, n in (
+    **({f"repacked-{name}:{n}": (r"\tsmmla\t" if (level, n) == ("neon-v8.6", 64) else SDOT_LANE,) for name, n in (
         ("q4_0", 1), ("q4_0", 64), ("q8_0", 3), ("q4_K", 1), ("q6_K", 64))} if level != "neon" else {}),
 } for level in BYTES}
 DRAWN = sampled([(level, name) for level, names in ALL.items() for name in names],
@@ -71,6 +72,50 @@ def test_hot_loops_hold_the_instructions_of_the_level(code, level, name):
     assert not missing
     spilled = [line for loop in hot for line in loop.splitlines() if re.search(r"\t(ldr|str|ldp|stp)\tq.*\[sp", line)]
     assert not spilled
+
+
+SVE = """
+from llvmlite import binding as llvm
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+llvm.get_process_triple = lambda: "aarch64-unknown-linux-gnu"
+llvm.get_host_cpu_features = dict
+from numba import cfunc, njit, types
+
+@njit
+def total(x):
+    s = 0.0                             # summed in order: SVE has an instruction for that, NEON none
+    for i in range(len(x)):
+        s += float(x[i] * x[i])
+    return s
+{first}
+from ggjit.ops.native.compiler import KernelCompiler
+from ggjit.ops.native.jit import i64s
+
+def kernel(a, n):
+    return total(i64s(a, n))
+
+i8 = types.int64
+made = cfunc(types.float64(i8, i8), nopython=True, pipeline_class=KernelCompiler)(kernel)
+print(made._library.get_asm_str())
+"""
+
+
+def on_sve(code):
+    """Runs code, cross-compiling for a processor with SVE."""
+    features = ",".join(f"+{f}" for f in sorted(isa.LEVELS["neon-v8.6"] | {"sve"}))
+    return python(code, NUMBA_CPU_NAME="neoverse-v2", NUMBA_CPU_FEATURES=features, GGJIT_CPU="")
+
+
+def test_kernels_call_functions_that_numba_compiled_on_a_processor_with_sve():
+    r = on_sve(SVE.format(first=""))
+    assert r.returncode == 0 and re.search(r"\tmadd\t|\tmul\t", r.stdout), (r.returncode, r.stderr[-2000:])
+    assert not re.search(r"\bz\d+\.[bhsd]|\tcnt[bhwd]\t|\trdvl\t", r.stdout)
+
+
+def test_what_was_compiled_for_sve_before_is_refused():
+    r = on_sve(SVE.format(first="total.compile((types.Array(types.int64, 1, 'C'),))"))
+    assert r.returncode == 1 and "compiled for SVE before ggjit was imported" in r.stderr, r.stderr[-2000:]
 
 
 def test_what_systems_call_the_features_of_an_arm_processor(monkeypatch):
