@@ -16,7 +16,7 @@ TOTAL, FREE, RESIDENT = 16 << 30, 5 << 30, 300 << 20
 NAME = "Snapdragon(R) X Elite"
 CLASSES = [0] * 4 + [1] * 8                     # efficiency classes of logical processors: 4 slow, 8 fast
 POSIX = {os: ("fork", "register_at_fork", "sched_getaffinity", "sched_setaffinity", "sched_yield", "uname", "sysconf",
-              "sysconf_names", "getuid", "geteuid", "getppid", "fchmod", "pread", "pwrite", "O_NOFOLLOW", "O_DIRECTORY",
+              "sysconf_names", "fchmod", "pread", "pwrite", "O_NOFOLLOW", "O_DIRECTORY",
               "O_NONBLOCK"),
          signal: ("pthread_kill", "SIGKILL", "SIGALRM", "SIGUSR1", "setitimer"),
          mmap: ("MAP_PRIVATE", "MAP_SHARED", "MAP_ANONYMOUS", "MAP_NORESERVE", "MADV_HUGEPAGE", "MADV_DONTNEED"),
@@ -122,7 +122,7 @@ def become():
         for name in names:
             if hasattr(module, name):
                 delattr(module, name)
-    os.cpu_count = lambda: len(CLASSES)
+    os.cpu_count, os.supports_dir_fd = (lambda: len(CLASSES)), set()
     real = ctypes.CDLL
 
     class Library(real):
