@@ -16,6 +16,8 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
+from llvmlite import ir
+
 from ggjit.ops.core.types import BY_NAME, Type
 from ggjit.ops.native import isa, neon
 from ggjit.ops.native.lanes import i64, nibbles_ir, splat_const
@@ -38,7 +40,8 @@ class Format:
                 is multiplied: those of one word one after the other, so that no word waits in a register
     scale_ir    (b, rows, part) -> <L x float>
     offset_ir   (b, rows) -> <L x float>, the offset of a block of one part, or what its mins are multiplied with; None
-    mins_ir     (b, rows, pair) -> <L x i32>, of parts 2 pair and 2 pair + 1, 16 bits each; or None
+    mins_ir     (b, rows, pair) -> <L x i32>, of parts 2 pair and 2 pair + 1, 16 bits each; NEON: all rows of the one,
+                then all of the other; or None
     signed      codes are signed bytes; else unsigned, and zero_point is subtracted
     flip        xor of every byte of codes while packing
     part_nbytes of L rows, where all parts lie alike and fours_ir and scale_ir of part 0 serve all; else 0
@@ -194,9 +197,35 @@ def _e8m0_scale(b, rows, part):
 
 # ---------------------------------------------------------------- super-blocks of 256
 def _pairs(min_ir):
-    """The mins of two parts as words, from those of one."""
-    return lambda b, rows, pair: b.or_(min_ir(b, rows, 2 * pair), b.shl(min_ir(b, rows, 2 * pair + 1),
-                                                                      splat_const("i32", 16, LANES)))
+    """The mins of two parts, from those of one."""
+    def pair(b, rows, i):
+        x, y = min_ir(b, rows, 2 * i), min_ir(b, rows, 2 * i + 1)
+        if isa.ISA == "neon":
+            halves = [b.trunc(v, vec_ir("i16", LANES)) for v in (x, y)]
+            return b.bitcast(shuffle_ir(b, *halves, range(2 * LANES)), x.type)
+        return b.or_(x, b.shl(y, splat_const("i32", 16, LANES)))
+    return pair
+
+
+def _bytes(b, v, *which):
+    """Bytes of every 32-bit lane of <4 L x i8>, as one integer each of a lane; several: one after the other."""
+    size = 4 // len(which)
+    order = [4 * i + byte if at == 0 else v.type.count for byte in which for i in range(LANES) for at in range(size)]
+    return b.bitcast(shuffle_ir(b, v, ir.Constant(v.type, None), order), vec_ir("i32", LANES))
+
+
+def _k4_bytes(first):
+    """The same as _k4 for NEON: the six bits of four parts and all rows at once, then a byte of each lane."""
+    def four(b, rows, which, part):
+        words = [rows.word(first + i) for i in (which, 2)]
+        if part < 4:
+            return _bits(b, words[0], 0, 63)
+        return b.or_(_bits(b, words[1], 4 * which, 15), _bits(b, words[0], 6, 3, 4))
+
+    def mins(b, rows, pair):
+        at = 2 * pair % 4
+        return _bytes(b, four(b, rows, 1, 2 * pair), at, at + 1)
+    return lambda b, rows, j: _times(b, rows.half(0), _bytes(b, four(b, rows, 0, j), j % 4)), mins
 
 
 def _k4(first):
@@ -272,7 +301,7 @@ def _xs_scale(b, rows, j):
 # ---------------------------------------------------------------- the table
 def _formats():
     signed = {"zero_point": 128} if UNSIGNED else {"signed": True}
-    k4 = _k4(0)
+    k4 = _k4_bytes(0) if isa.ISA == "neon" else _k4(0)
     parts = {
         "q4_0": dict(runs=((WORD, 2, 4), (HALF, 0, 1)), fours_ir=_nibbles(0), scale_ir=_half_scale(0), zero_point=8),
         "q4_1": dict(runs=((WORD, 4, 4), (HALF, 0, 2)), fours_ir=_nibbles(0), scale_ir=_half_scale(0),

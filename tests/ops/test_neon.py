@@ -1,12 +1,14 @@
-"""Kernels for ARM processors, compiled on any machine: their hot loops hold NEON's instructions and spill nothing.
+"""Kernels for ARM processors, on any machine: their hot loops hold NEON's instructions and spill nothing, and what those
+instructions mean gives the right numbers.
 
-That they compute the right numbers is checked on such processors, or where they are emulated.
+That a processor has them, and means the same, is checked on one, or where it is emulated (.ci/aarch64).
 """
 import re
 
 import pytest
+from helpers.paths import TESTS_PATH
 from helpers.processes import python
-from helpers.sample import sampled
+from helpers.sample import rank, sampled
 
 from ggjit.ops.core import machine, settings
 from ggjit.ops.core.errors import ParamError
@@ -72,6 +74,25 @@ def test_hot_loops_hold_the_instructions_of_the_level(code, level, name):
     assert not missing
     spilled = [line for loop in hot for line in loop.splitlines() if re.search(r"\t(ldr|str|ldp|stp)\tq.*\[sp", line)]
     assert not spilled
+
+
+BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_xs")
+FLOATS = ("f32", "f16", "bf16")
+
+
+@pytest.mark.parametrize("level, names", [
+    *((level, sorted(BLOCKS, key=rank)[first:first + 2]) for level, first in (("neon-v8.2", 0), ("neon-v8.6", 2))),
+    *(pytest.param(level, BLOCKS, marks=pytest.mark.slow) for level in BYTES)])
+def test_products_are_right_by_what_the_instructions_mean(tmp_path, level, names):
+    """And columns of repacked weights have the same bytes alone, in threes, and in tiles of matrix products."""
+    code = f"""
+from helpers import neon_anywhere
+neon_anywhere.become({level!r})
+print(neon_anywhere.wrong({names!r}, (1, 3, 18), repacked={level != "neon"}),
+      neon_anywhere.wrong({[*FLOATS[1:], names[0]]!r}, (1, 17), repacked=False))
+"""
+    r = python(code, PYTHONPATH=TESTS_PATH, GGJIT_CACHE_DIR=str(tmp_path), GGJIT_CPU="", GGJIT_TUNE="off")
+    assert r.stdout == "[] []\n", r.stdout + r.stderr
 
 
 SVE = """

@@ -146,7 +146,9 @@ class _Block:
     def __init__(self, b, format, n_columns, in_turn, n_lines):
         self.b, self.format, self.columns, self.n_lines = b, format, range(n_columns), n_lines
         self.at, self.in_turn = _ColumnFields(format), in_turn
-        self.apart = format.n_parts > 1 and (in_turn or n_columns > 2)
+        few = 0 if isa.ISA == "neon" else 2
+        self.apart = format.n_parts > 1 and (in_turn or n_columns > few)
+        self.together = 2 if isa.ISA == "neon" and n_columns == 1 else 1
 
     def splat(self, q, offs, irty):
         return splat_ir(self.b, load_ir(self.b, self.b.add(q, i64(offs)), irty), LANES)
@@ -169,6 +171,15 @@ class _Block:
             line = load_ir(self.b, self.b.add(q, i64(self.at.word(n, j - j % LANES, i))), vec_ir("f32", LANES))
             return shuffle_ir(self.b, line, line, [j % LANES] * LANES)
         return self.splat(q, self.at.word(n, j, i), irty)
+
+    def pair_of_sums(self, q, j, pair):
+        """The sums of two parts of column j, 16 bits each, for all rows; NEON multiplies by lanes of a line of them."""
+        n = len(self.columns)
+        if isa.ISA != "neon":
+            return self.word(q, j, self.at.sums + pair, IR_I32)
+        at = pair * n + j
+        line = load_ir(self.b, self.b.add(q, i64(self.at.word(n, at - at % 4, self.at.sums))), vec_ir("i16", 8))
+        return [shuffle_ir(self.b, line, line, [2 * (at % 4) + i] * 4) for i in range(2)]
 
     def zero_sums(self, q, part):
         return self.b.add(q, i64(self.at.word(len(self.columns), 0, self.at.zero_sums + part)))
@@ -245,8 +256,9 @@ class _Block:
             next_w, totals = self._loop(q, here, totals, next_w)
         for part in range(0 if format.part_nbytes else format.n_parts):
             prefetch(part)
-            q = self.after(q, totals) if part else q
-            self._add_part(q, self.zero_sums(q, part), self.rows(here), part, format.n_fours * part, totals)
+            if part % self.together == 0:
+                q, rows = self.after(q, totals) if part else q, self.rows(here)
+            self._add_part(q, self.zero_sums(q, part), rows, part, format.n_fours * part, totals)
         if format.mins_ir:
             q = self.after(q, totals)
             self._add_mins(q, self.rows(here), totals)
@@ -286,9 +298,10 @@ class _Block:
         for pair in range(format.n_parts // 2):
             mins = [format.mins_ir(b, r, pair) for r in rows]
             for j in self.columns:
-                of_y = self.word(q, j, self.at.sums + pair, IR_I32)
+                of_y = self.pair_of_sums(q, j, pair)
+                products = neon.pair_products_ir if isa.ISA == "neon" else madd_to_ir
                 for s, m in zip(sums, mins, strict=True):
-                    s[j] = madd_to_ir(b, s[j], m, of_y)
+                    s[j] = products(b, s[j], m, of_y)
         for r, s, t in zip(rows, sums, totals, strict=True):
             offset = b.fneg(format.offset_ir(b, r))
             for j in self.columns:
