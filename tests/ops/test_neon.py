@@ -1,4 +1,4 @@
-"""Kernels for ARM processors, on any machine: their hot loops hold NEON's instructions and spill nothing, and what those
+"""Kernels for ARM processors, on any machine: hot loops hold NEON's instructions and spill nothing, and what those
 instructions mean gives the right numbers.
 
 That a processor has them, and means the same, is checked on one, or where it is emulated (.ci/aarch64).
@@ -91,7 +91,8 @@ neon_anywhere.become({level!r})
 print(neon_anywhere.wrong({names!r}, (1, 3, 18), repacked={level != "neon"}),
       neon_anywhere.wrong({[*FLOATS[1:], names[0]]!r}, (1, 17), repacked=False))
 """
-    r = python(code, PYTHONPATH=TESTS_PATH, GGJIT_CACHE_DIR=str(tmp_path), GGJIT_CPU="", GGJIT_TUNE="off")
+    r = python(code, PYTHONPATH=TESTS_PATH, timeout=1200, GGJIT_CACHE_DIR=str(tmp_path), GGJIT_CPU="",
+               GGJIT_TUNE="off")
     assert r.stdout == "[] []\n", r.stdout + r.stderr
 
 
