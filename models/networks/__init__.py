@@ -5,6 +5,9 @@
     decoder.py          texts that are read and continued; decoder_graph.py: weights, caches and parts of its graphs
     kv_cells.py         rows of the caches; context_shift.py: tokens that are dropped; saved_state.py: a text as bytes
     vision.py           pictures as vectors; vision_input.py: what it gets of them; picture_tokens.py: as tokens
+    predictor.py        guesses by a layer of the network's own
+    steering.py         adapters and control vectors that are changed after loading
+    diffuser.py         networks that write all tokens at once
     encoder.py          encoders; t5.py: an encoder and a decoder; pooling.py: one row of the tokens of a text
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn;
                         attribution.py: gradients by what is read
@@ -20,5 +23,5 @@
     multiple_choice.py  which of several endings is likeliest: HellaSwag
     finetune.py         LoRA adapters trained; training.py: the loss as a graph
     peak.py             the peak memory of a model, measured without loading it; memory.py: what it takes, by term
-    fit.py              the best setting within so much memory
+    fit.py              the best setting within so much memory; arena.py: graphs within so many bytes
 """

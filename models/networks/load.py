@@ -7,9 +7,10 @@ import pathlib
 from ggjit.core.arguments import typed_call
 from ggjit.models.convert import convert
 from ggjit.models.core.other_options import LOADING, takes_other_names
-from ggjit.models.families.registry import DECODERS, ENCODERS
+from ggjit.models.families.registry import DECODERS, DIFFUSERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.decoder import Decoder
+from ggjit.models.networks.diffuser import Diffuser
 from ggjit.models.networks.encoder import Encoder
 from ggjit.models.networks.load_options import KEYWORDS, LoadOptions
 from ggjit.models.networks.moonshine import Moonshine
@@ -20,8 +21,8 @@ from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 
 EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
 # {general.architecture: class}
-ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder), "t5": T5, "whisper": Whisper,
-                 "moonshine": Moonshine}
+ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder),
+                 **dict.fromkeys(DIFFUSERS, Diffuser), "t5": T5, "whisper": Whisper, "moonshine": Moonshine}
 
 # {general.type: what such a file is}
 NO_MODELS = {"adapter": "an adapter, which changes a model: load the model with lora=[(path, 1.0)] (--lora)",
@@ -69,6 +70,8 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     shared with the file; None: encoders', and those of decoders that are large, where this processor is faster for it
     and half of the free memory holds them (`ggjit info --tuning`).  reserve=False sets no memory aside for computing
     yet.  Weights are mapped, not read, but for repacked ones and those on a GPU.
+    arena: the most bytes that computed results may take, such as "24M"; prompts of any length are read in pieces, by
+    the cheapest plan that fits, with the same bits (docs/byte-budget.md).
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
     output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.
     override_tensor: {pattern: "CPU" or the GPU's name}: where tensors whose names match lie, before all other rules.
