@@ -23,10 +23,11 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedRun, PlacedTensor, place_of
 from ggjit.graphs.plan_cache import without_plans
-from ggjit.meta.split import MIRRORED, PARTIAL, given, period, result_of, slice_offs, slice_shape
+from ggjit.meta.split import given, result_of, slice_offs, slice_shape
 from ggjit.ops.core.errors import NotAllocated, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.shape import describe, is_contiguous
+from ggjit.ops.core.split import MIRRORED, PARTIAL, period
 from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.sched.scheduler import Scheduler
 from ggjit.tensors.context import Context, alloc_ctx_tensors
@@ -39,7 +40,7 @@ def meta_device(devices, split=None, name="META"):
     """One Device made of 2 to 16 others, tensors cut between them.
 
     split(t): how a leaf is cut: None, on every device whole; an axis 0 to 3, evenly; or (axis, sizes), elements for
-    each device.  What is computed is cut as follows from that (engine/meta/split.py); where an op has no rule for parts
+    each device.  How a result is cut follows from that (`split` of ops/core/spec.py); where an op has no rule for parts
     it gets whole tensors on every device.  Products cut along axis 1 of their weights give the bits of one device where
     its kernels give a row the same bits in any number of rows; summands of those cut along axis 0 are added in the
     order of the devices.

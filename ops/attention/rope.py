@@ -31,6 +31,7 @@ from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.split import MIRRORED
 from ggjit.ops.core.types import F16, F32, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import copy_bytes, ld_i32
@@ -425,11 +426,16 @@ def _rebuild(n):
     return n.call("rope_set_offset", out, n.i[15]) if n.i[15] else out
 
 
+def _split(t, a, positions, factors=None):
+    """Heads or sequences: positions run along the axis between them."""
+    return a if a.is_cut and a.axis in (1, 3) and positions == MIRRORED and factors in (None, MIRRORED) else None
+
+
 SPECS = (
     Spec(op=OP.ROPE, builders=(rope, rope_inplace, rope_ext, rope_ext_inplace, rope_multi, rope_multi_inplace,
                                rope_set_offset),
          reference=reference, kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient,
-         rows=_rows, cases=lambda: cases(OP.ROPE), indexed=1,
+         rows=_rows, split=_split, cases=lambda: cases(OP.ROPE), indexed=1,
          rebuild=_rebuild),
     Spec(op=OP.ROPE_BACK, builders=(rope_ext_back, rope_multi_back), reference=reference, kernel=kernel, in_place=True,
          gradient=gradient, rows=_rows, cases=lambda: cases(OP.ROPE_BACK), indexed=1,

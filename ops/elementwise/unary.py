@@ -17,6 +17,7 @@ from ggjit.ops.core.record import OP, UNARY
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Spec
+from ggjit.ops.core.split import elementwise
 from ggjit.ops.core.types import Tensor
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE, lift, map_kernel, number, positive
 from ggjit.ops.native import mathfun
@@ -351,12 +352,12 @@ def _rebuild(n):
 SPECS = (
     Spec(op=OP.UNARY, builders=(unary, unary_inplace, xielu, *(f for n in OF_UNARY if n in SIMPLE for f in SIMPLE[n])),
          reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
-         gradient=gradient, rows=along(0), cases=lambda: (c for n in OF_UNARY for c in cases(n)),
+         gradient=gradient, rows=along(0), split=elementwise, cases=lambda: (c for n in OF_UNARY for c in cases(n)),
          rebuild=_rebuild),
     *(Spec(op=op, builders=SIMPLE[op.name.lower()], reference=reference, kernel=kernel,
            in_place=op in (OP.SQR, OP.SQRT, OP.LOG), in_place_2023=op in (OP.SQR, OP.SQRT, OP.LOG),
-           gradient=gradient, rows=along(0), cases=lambda op=op: cases(op.name.lower()))
+           gradient=gradient, rows=along(0), split=elementwise, cases=lambda op=op: cases(op.name.lower()))
       for op in (OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS)),
     Spec(op=OP.LEAKY_RELU, builders=(leaky_relu,), reference=reference, kernel=kernel, gradient=gradient,
-         rows=along(0), cases=lambda: cases("leaky_relu"),
+         rows=along(0), split=elementwise, cases=lambda: cases("leaky_relu"),
          rebuild=lambda n: n.call("leaky_relu", *n.src, n.f[0], n.in_place)))

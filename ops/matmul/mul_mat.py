@@ -23,6 +23,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import describe, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
+from ggjit.ops.core.split import MIRRORED, PARTIAL, SplitState
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import BF16, BY_NAME, F16, F32, Q4_0, Q8_0, Tensor
 from ggjit.ops.core.user_warnings import called_by_user, warn_once
@@ -319,7 +320,21 @@ def _rebuild(n):
     return n.call("mul_mat_set_hint", out, n.i[1]) if n.i[1] else out
 
 
+def _split(t, w, x):
+    """Rows of either, the batch of both, or the axis that is summed over: each device then has a summand."""
+    if w == MIRRORED:
+        return x if x.is_cut and (x.axis == 1 or x.axis > 1 and t.src[0].ne[x.axis] == 1) else None
+    if w.axis == 1 and x == MIRRORED:
+        return SplitState(0, w.sizes)
+    if w.axis == 0 and x == w:
+        return PARTIAL
+    if w.axis in (2, 3) and x.axis == w.axis:
+        r = t.src[1].ne[w.axis] // t.src[0].ne[w.axis]
+        return x if tuple(r * s for s in w.sizes) == x.sizes else None
+    return None
+
+
 SPECS = (Spec(op=OP.MUL_MAT, builders=(mul_mat, mul_mat_set_prec, mul_mat_set_hint), reference=reference,
-              kernel=kernel, gradient=gradient, rows=_rows, cases=cases,
+              kernel=kernel, gradient=gradient, rows=_rows, split=_split, cases=cases,
               rebuild=_rebuild,
               flops=lambda t: 2 * math.prod(t.ne) * t.src[0].ne[0]),)
