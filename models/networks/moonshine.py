@@ -11,16 +11,14 @@ Source: arXiv 2410.15608; transformers' modeling_moonshine.
 import numpy as np
 
 import ggjit as gg
-from ggjit.models.blocks.hparams import ROPE_BASES, ROPE_NORMAL, HParams
-from ggjit.models.core.checks import one_of
-from ggjit.models.networks.speech_network import ALIGN, ENCODE, KV_TYPES, N_KEYS, N_TOKENS, Decode, SpeechNetwork
+from ggjit.models.blocks.hparams import ROPE_BASES, ROPE_NORMAL
+from ggjit.models.networks.speech_network import ALIGN, ENCODE, N_KEYS, N_TOKENS, Decode, SpeechNetwork
 from ggjit.ops.core.errors import ModelError, ParamError, ShapeError
 from ggjit.ops.core.types import F32
 
 KERNELS, STRIDES = (127, 7, 3), (64, 3, 2)      # of the convolutions
 RATE = 16000
 MAX_SECONDS = 30                # of a sound that is heard at once
-MAX_ROWS = 1 << 16              # of tokens: what a file may ask for
 GROUP_EPS = 1e-5
 
 
@@ -35,33 +33,17 @@ LEAST = next(n for n in range(RATE) if n_frames(n))     # samples of one frame
 
 
 class Moonshine(SpeechNetwork):
-    """`hear(samples)`, then `feed(tokens)`; models/speech makes text of it.  kv_type: as Whisper's."""
-
-    def __init__(self, file, options=None, kv_type=None):
-        self._asked_kv = None if kv_type is None else one_of("kv_type", kv_type, KV_TYPES)
-        super().__init__(file, options)
+    """`hear(samples)`, then `feed(tokens)`; models/speech makes text of it."""
 
     # ------------------------------------------------------------ loading
-    def _load(self):
-        hparams = HParams(self.file)
-        self.n_embd, self.n_layer = hparams.n_embd, hparams.n_layer
-        self.n_decoder, self.n_head = hparams.positive("decoder_block_count"), hparams.positive("attention.head_count")
-        self.n_text, self.n_vocab = hparams.positive("context_length"), hparams.positive("vocab_size")
+    def _load_model(self, hparams):
         self.n_audio = n_frames(MAX_SECONDS * RATE)
-        self.n_ctx, self.d_head = self.n_text, self.n_embd // self.n_head
         self.n_rot = hparams.positive("rope.dimension_count")
         self._base = hparams.between("rope.freq_base", *ROPE_BASES, 10000.0)
-        if self.n_embd % self.n_head or self.n_rot > self.d_head or self.n_rot % 2 or self.n_text > MAX_ROWS:
-            raise ModelError(f"{self.file.path}: {self.n_head} heads of a width of {self.n_embd}, {self.n_rot} numbers "
-                             f"rotated, and {self.n_text} tokens are no Moonshine model")
-        self._load_weights(hparams.positive("feed_forward_length"))
-        self.alignment_heads = [(i, h) for i in range(self.n_decoder // 2, self.n_decoder) for h in range(self.n_head)]
-        rounded = any(t.type.quantized for t in self._products)
-        self.kv_type = KV_TYPES[self._asked_kv or ("F16" if rounded else "F32")]
-        self._allocate_cache(1, 1)
-
-    def _load_weights(self, n_ff):
-        want, d = self.weights.want, self.n_embd
+        if self.n_rot > self.d_head or self.n_rot % 2:
+            raise ModelError(f"{self.file.path}: {self.n_rot} rotated numbers of heads of {self.d_head} are no "
+                             f"Moonshine model")
+        want, d, n_ff = self.weights.want, self.n_embd, hparams.positive("feed_forward_length")
         self._load_blocks(n_ff, 2 * n_ff, (), norm_bias=False)
         sizes = (1, d), (d, 2 * d), (2 * d, d)
         self._convs = [want(f"encoder.conv{i}.weight", kernel, *ne)

@@ -18,9 +18,11 @@ import dataclasses
 import numpy as np
 
 import ggjit as gg
+from ggjit.models.blocks.hparams import HParams
+from ggjit.models.core.checks import one_of
 from ggjit.models.networks.hooks import TensorSpec
 from ggjit.models.networks.network import Network
-from ggjit.ops.core.errors import IndexRangeError, ParamError
+from ggjit.ops.core.errors import IndexRangeError, ModelError, ParamError
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.matmul.mul_mat import PREC_F32
 from ggjit.tensors.context import Context
@@ -32,6 +34,7 @@ KV_TYPES = {"F16": F16, "F32": F32}
 N_KEYS = 64                     # the decoder looks at multiples of so many cache rows: few graphs serve all positions
 N_TOKENS = 16                   # of several tokens, it reads multiples of so many
 EPS = 1e-5
+MAX_ROWS = 1 << 16              # of tokens, positions and windows: what a file may ask for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,17 +52,40 @@ class Decode:
 
 
 class SpeechNetwork(Network):
-    """Base of the speech networks.  Subclasses load their weights with `_load_blocks` and build ENCODE graphs with
-    `_encoded`."""
+    """Base of the speech networks.  Subclasses load their weights in `_load_model(hparams)` with `_load_blocks` and
+    build ENCODE graphs with `_encoded`.
+
+    kv_type: of the caches, "F16" or "F32"; None: F16 beside quantised weights and with gelu="ggml", else F32.
+    """
     CAUSAL = False
     cache_owner = None                  # object whose text is in the caches
     heard_frames = None                 # frames of the window that was encoded last
-    alignment_heads = ()                # [(layer, head), ...] of the decoder that follow the sound
     _gelu = "exact"
 
-    def __init__(self, file, options=None):
+    def __init__(self, file, options=None, kv_type=None):
+        self._asked_kv = None if kv_type is None else one_of("kv_type", kv_type, KV_TYPES)
         self._cache = self._cache_buffer = None
         super().__init__(file, options)
+
+    # ------------------------------------------------------------ loading
+    def _load(self):
+        hparams = HParams(self.file)
+        self.n_embd, self.n_layer = hparams.n_embd, hparams.n_layer
+        self.n_decoder, self.n_head = hparams.positive("decoder_block_count"), hparams.positive("attention.head_count")
+        self.n_text, self.n_vocab = hparams.positive("context_length"), hparams.positive("vocab_size")
+        self.n_ctx, self.d_head = self.n_text, self.n_embd // self.n_head
+        if self.n_embd % self.n_head or self.n_text > MAX_ROWS:
+            raise ModelError(f"{self.file.path}: {self.n_head} heads of a width of {self.n_embd} and {self.n_text} "
+                             f"tokens are no speech model")
+        self._load_model(hparams)
+        self.alignment_heads = self._alignment_heads()
+        rounded = self._gelu == "ggml" or any(t.type.quantized for t in self._products)
+        self.kv_type = KV_TYPES[self._asked_kv or ("F16" if rounded else "F32")]
+        self._allocate_cache(1, 1)
+
+    def _alignment_heads(self):
+        """[(layer, head), ...] of the decoder that follow the sound; if not known, all of its upper half."""
+        return [(i, h) for i in range(self.n_decoder // 2, self.n_decoder) for h in range(self.n_head)]
 
     def _allocate_cache(self, n_windows, n_seqs):
         """Caches of so many windows and texts, instead of those there are."""

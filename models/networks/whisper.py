@@ -6,56 +6,41 @@
 import numpy as np
 
 import ggjit as gg
-from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import one_of
-from ggjit.models.networks.speech_network import ALIGN, ENCODE, GELUS, KV_TYPES, N_KEYS, N_TOKENS, Decode, SpeechNetwork
+from ggjit.models.networks.speech_network import ALIGN, ENCODE, GELUS, MAX_ROWS, N_KEYS, N_TOKENS, Decode, SpeechNetwork
 from ggjit.ops.core.errors import ModelError, ShapeError
 from ggjit.ops.core.types import F16, F32
-
-MAX_ROWS = 1 << 16              # of positions, tokens and windows: what a file may ask for
 
 
 class Whisper(SpeechNetwork):
     """`hear(mel)`, then `feed(tokens)`; models/speech makes text of it.
 
-    kv_type: of the caches, "F16" or "F32"; None: F16 beside quantised weights and with gelu="ggml", else F32.
     gelu: "exact", or "ggml": the tanh form, and activations rounded to F16 beside F16 weights, as whisper.cpp computes.
     """
 
     def __init__(self, file, options=None, kv_type=None, gelu="exact"):
         self._gelu = one_of("gelu", gelu, GELUS)
-        self._asked_kv = None if kv_type is None else one_of("kv_type", kv_type, KV_TYPES)
-        super().__init__(file, options)
+        super().__init__(file, options, kv_type)
 
     # ------------------------------------------------------------ loading
-    def _load(self):
-        hparams = HParams(self.file)
-        self.n_embd, self.n_layer = hparams.n_embd, hparams.n_layer
-        self.n_decoder, self.n_head = hparams.positive("decoder_block_count"), hparams.positive("attention.head_count")
-        self.n_text, self.n_vocab = hparams.positive("context_length"), hparams.positive("vocab_size")
+    def _load_model(self, hparams):
         self.n_audio, self.n_mels = hparams.positive("encoder.context_length"), hparams.positive("encoder.mel_count")
-        self.n_ctx, self.d_head = self.n_text, self.n_embd // self.n_head
-        if self.n_embd % self.n_head or max(self.n_text, self.n_audio, self.n_mels) > MAX_ROWS:
-            raise ModelError(f"{self.file.path}: {self.n_head} heads of a width of {self.n_embd}, {self.n_text} "
-                             f"tokens, {self.n_audio} frames and {self.n_mels} bands of sound are no Whisper model")
+        if max(self.n_audio, self.n_mels) > MAX_ROWS:
+            raise ModelError(f"{self.file.path}: {self.n_audio} frames and {self.n_mels} bands of sound are no Whisper "
+                             f"model")
         filters = self.file.arch_get("encoder.mel_filters", kind=np.ndarray)
         if filters.size % self.n_mels or filters.dtype.kind != "f":
             raise ModelError(f"{self.file.path}: {filters.size} numbers of mel filters do not make {self.n_mels} bands")
         self.mel_filters = filters.reshape(self.n_mels, -1).astype(np.float32)
         self._load_weights()
-        self.alignment_heads = self._alignment_heads()
-        rounded = self._gelu == "ggml" or any(t.type.quantized for t in self._products)
-        self.kv_type = KV_TYPES[self._asked_kv or ("F16" if rounded else "F32")]
-        self._allocate_cache(1, 1)
 
     def _alignment_heads(self):
-        """[(layer, head), ...] whose attention follows the sound; of unknown models all of the upper half."""
         flat = self.file.arch_get("alignment_heads", np.zeros(0, np.int32), np.ndarray)
         pairs = [(int(i), int(h)) for i, h in flat.reshape(-1, 2)] if flat.size % 2 == 0 else [(-1, -1)]
         if any(not (0 <= i < self.n_decoder and 0 <= h < self.n_head) for i, h in pairs):
             raise ModelError(f"{self.file.path}: alignment heads {flat.tolist()} are outside of {self.n_decoder} "
                              f"layers of {self.n_head} heads")
-        return pairs or [(i, h) for i in range(self.n_decoder // 2, self.n_decoder) for h in range(self.n_head)]
+        return pairs or super()._alignment_heads()
 
     def _load_weights(self):
         want, d = self.weights.want, self.n_embd

@@ -1,13 +1,11 @@
 """Pictures in: libmtmd's vectors and logits, transformers' LLaVA, pictures as tokens, what is no picture."""
 import base64
 import io
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from helpers import vision_files as files
-from helpers.paths import TESTS
+from helpers.llamacpp import computed
 from helpers.requirements import shared
 
 import ggjit as gg
@@ -44,10 +42,7 @@ def small(tmp_path):
 def test_against_libmtmd(name, tmp_path, need):
     """Vectors of every field, and the logits behind a prompt with two pictures.  There, GELU is read from a table."""
     need("xllamacpp", "llama.cpp is the oracle")
-    command = [sys.executable, "-m", "helpers.vision_files", str(shared("tools")), name, str(tmp_path)]
-    r = subprocess.run(command, cwd=TESTS, text=True, capture_output=True, timeout=300)
-    assert r.returncode == 0, r.stderr[-2000:]
-    want = np.load(tmp_path / "vectors.npz")
+    want = computed("vision_files", name, tmp_path, "vectors.npz")
     with load_model(tmp_path / "text.gguf", n_threads=1, n_ctx=512, kv_type="F32", flash=False,
                     vision=tmp_path / "vision.gguf") as m:
         for n, (h, w) in enumerate(files.PICTURES):
