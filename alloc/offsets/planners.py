@@ -163,7 +163,7 @@ class Planner:
 
     @property
     def short(self):
-        """Whether what is left is too little for a step that looks at no clock: no phase begins then."""
+        """Whether too little time is left to begin another phase: its preparation does not look at the clock."""
         return self.spent or self.node_limit is None and self.clock.left < 2 * self.prepared
 
     def rank(self, name):

@@ -59,7 +59,7 @@ SEARCH = JitRecord(
     total="i64[ns] = 0", crossing="i64[ns + 1] = 0",                # unplaced bytes; unplaced buffers across a border
     floor="i64[ns] = 0", floor_of="i64[ns] = -1",                   # least offset in a section, one that has it
     frame=(FRAME, "2 * n + 8"), n_list="i64", list="i64[n_list]", key=(KEY, "n"),
-    # the trail: what lifts and placements replaced, and how many rows of each there are
+    # the trail, from which decisions are taken back: the values that lifts and placements replaced, and their counts
     lifts=(row("buffer", "least"), "adj_ptr[n] + 1"), placed="i64[n + 1]",
     n_floors="i64", floors=(row("section", "floor", "buffer"), "n_floors"),
     count=row("lifts", "floors", "placed", "list", "frames", "stamp", "nodes", "most_placed"))

@@ -99,8 +99,9 @@ def _choices(s, p, q, side, n):
 
 @exact
 def _narrowest_choice(s, lo, hi, n):
-    """Choices of the end with the fewest in the part [lo, hi), short valleys first among equals; s.valley is where.
-    0: nothing can lie at one end; -1: the part is full.  Choices are written from n on.
+    """How many buffers may lie at that end of a valley in [lo, hi) where the fewest may; s.valley names the end.  Of
+    equal ends, the one of the shortest valley.  0: no buffer fits at some end; -1: the part is full.  The buffers
+    are written to choice[n:].
 
     counted, n_choices: per side and end, the other end of the valley whose choices were counted, and their number."""
     least, v = MANY, s.valley
@@ -130,7 +131,7 @@ def _narrowest_choice(s, lo, hi, n):
 
 @exact
 def _sort_choices(s, f):
-    """The choices of frame f, the likeliest first: by preference, more for a top that is level with a neighbour."""
+    """Sort the choices of frame f by preference, which is higher where the buffer's top is level with a neighbour's."""
     p, q = s.frame[f].p, s.frame[f].q
     here = s.front[p]
     for k in range(s.frame[f].first, s.frame[f].last):

@@ -34,7 +34,8 @@ def missing(kernels):
 
 @contextlib.contextmanager
 def followed_by(kernels):
-    """Plans made in the block are followed by others that need what `kernels()` gives; asked if one has to compile."""
+    """Context: after the plans made in it come plans that need the kernels of `kernels()`, which is called only if a
+    kernel has to be compiled."""
     before = getattr(_after, "kernels", None)
     _after.kernels = kernels
     try:

@@ -38,7 +38,7 @@ class Attention:
     gate: str = ""                      # a name in GATES: the result is o * act(attn_gate n); "": no gate
     gate_by_head: bool = False          # that gate is one number for each head
     out_scale: float = 0.0              # factor of the result; 0: none
-    sub_norm: bool = False              # o is normed before Wo
+    sub_norm: bool = False              # a norm between attention's result o and its last matrix Wo
     scaled: bool = False                # matrices may have a factor
     fused: bool = False                 # attn_qkv instead of attn_q, attn_k, attn_v
     bias: bool | None = None            # biases of q, k, v: True: required, False: refused, None: optional

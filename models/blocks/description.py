@@ -357,7 +357,7 @@ class Description:
     embd_norm: str = ""                 # name of a norm of the embeddings; "": none
     out_norm: str = "output_norm"
     positions: bool = False             # a learned vector is added for every position
-    token_types: bool = False           # the vector of the first token type is added, where the file has types
+    token_types: bool = False           # add the embedding of token type 0, if the file has token types
     logit_scale: float = 0.0            # 0: none
     softcap: float = 0.0                # logits become softcap tanh(logits / softcap); 0: none
     tied: bool | None = None            # does the embedding give the logits?  None: where there is no output matrix

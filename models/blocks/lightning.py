@@ -19,7 +19,7 @@ from ggjit.models.blocks.short_conv import state
 class Lightning:
     n_head: int
     d_head: int
-    part: float                         # share of the slopes that this layer has
+    part: float                         # factor of ALiBi's slopes in this layer: 1 - i / (n_layer - 1) + 1e-5
 
     def cache(self, sizes):
         return [state(sizes, 0, self.d_head * self.d_head * self.n_head)]

@@ -254,7 +254,7 @@ class Decoder(Network):
         return step
 
     def _shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
-        """The shape of a batch's graph.  apart: of one text, each token with the bits that it has alone."""
+        """The shape of a batch's graph.  apart: each token of a text gets the bits it has alone."""
         n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
         shape = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
         pictures = self.vision is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)

@@ -47,7 +47,7 @@ from ggjit.train.optimizers import AdamW
 from ggjit.train.training import Training, uninterrupted
 
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-LEAST_STEPS = 40                # of a text that is read several times, where nobody says how often
+LEAST_STEPS = 40                # optimizer steps where `epochs` is not given: short texts are read several times
 SAMPLE_TOKENS = 48
 MAX_TRIES = 4                   # tries with a smaller arena, where planning itself took memory
 SLACK, SLACK_NBYTES = 0.005, 4 << 20    # for small arrays that come and go

@@ -36,7 +36,7 @@ HEAD = ("", "anonymous", "of files", "size", "")
 
 @dataclasses.dataclass(frozen=True)
 class MemoryTerm:
-    """Bytes of one kind.  nbytes: its size; anonymous, file: of its pages in this process's memory.
+    """Bytes of one kind.  nbytes: its size; anonymous, file: of its pages that this process holds.
 
     device: whose memory it is; of devices with memory of their own this process holds nothing.
     """

@@ -230,7 +230,8 @@ class Grammar:
         return mask
 
     def _fresh(self, state):
-        """The mask between characters: the states of all nodes of the tree, level by level."""
+        """The mask where no character is half written.  The grammar's state at each node of the tree of tokens is found
+        level by level; a token is allowed if the state at its end is not DEAD."""
         trie, self._work = self.trie, 0
         states = np.full(len(trie.code_points), DEAD, np.int32)
         states[0] = state

@@ -28,8 +28,8 @@ from ggjit.models.text.generation import Generation
 from ggjit.ops.core.errors import ParamError, QueueFull
 from ggjit.ops.core.interrupts import defer_interrupts
 
-LEAST_SHARED = 16               # tokens: fewer are read again
-LEAST_PIECE = 128               # tokens: pieces of a prompt from here on are computed by the same kernels
+LEAST_SHARED = 16               # tokens: a shorter common beginning of two prompts is computed again, not copied
+LEAST_PIECE = 128               # tokens: longer pieces of a prompt use the same kernels and give the same bits
 MAX_PRIORITY = 1 << 31
 
 

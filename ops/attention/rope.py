@@ -412,7 +412,7 @@ def gradient(g, t, dy):
 
 # ---------------------------------------------------------------- rows
 def _rows(t):
-    """Tokens, each with its position; or texts, which share them."""
+    """Along the axis of tokens, with their positions; or along the axis of texts, which have the same positions."""
     a = last_axis(t)
     if a >= 2:
         yield a, [a, 0 if a == 2 else None, *(None for _ in t.src[2:])]
