@@ -5,7 +5,7 @@
     o[h]     = softmax(cap(scale q[h] K[h / group]) + mask, sink[h]) V[h / group]
     result   = Wo o  (+ bias)
 
-    cache of one layer                         which row holds which token: networks/kv_cells.py
+    cache of one layer                         which row holds which token: networks/parts/kv_cells.py
     K, V  [n_embd_kv, n_rows]                  set_rows writes the new rows, attention views rows 0 .. n_kv-1
 
 A layer with `kv_of` has no keys and values of its own: it reads those of an earlier layer.

@@ -17,9 +17,9 @@ import numpy as np
 
 from ggjit.core.arguments import typed_call
 from ggjit.models.convert import moonshine
+from ggjit.models.convert.common_metadata import collected
 from ggjit.models.convert.config import Config
 from ggjit.models.convert.families import NOT_WEIGHTS, family_of
-from ggjit.models.convert.metadata import collected
 from ggjit.models.convert.rerank import OUT, add_rank, classifies
 from ggjit.models.convert.tensors import float32, pieces
 from ggjit.models.convert.vocabulary import add_vocabulary, inside, read_json

@@ -19,11 +19,11 @@ from ggjit.core.arguments import typed_call
 from ggjit.core.html_repr import PlotRepr
 from ggjit.models.convert.convert import convert_folder
 from ggjit.models.core.checks import number
-from ggjit.models.networks import inside
-from ggjit.models.networks.hooks import layer_of
+from ggjit.models.networks.base.network import Network
+from ggjit.models.networks.inside import inside
+from ggjit.models.networks.inside.hooks import layer_of
+from ggjit.models.networks.inside.pictures import axes_of, label_axis, labels_of
 from ggjit.models.networks.load import EMBEDDED, load_model
-from ggjit.models.networks.network import Network
-from ggjit.models.networks.pictures import axes_of, label_axis, labels_of
 from ggjit.ops.core.errors import ModelError, NotSupported, ParamError, TypeMismatch, extra
 
 TOLERANCE = 1e-2

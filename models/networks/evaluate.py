@@ -24,7 +24,7 @@ from ggjit.display.progress import bar
 from ggjit.models.core.checks import integer, is_path, read_text
 from ggjit.models.files.imatrix import Imatrix, ImportanceSums
 from ggjit.models.files.save import CannotWrite, refuse_existing
-from ggjit.models.networks.network import Network
+from ggjit.models.networks.base.network import Network
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32

@@ -27,8 +27,7 @@ from ggjit.models.core.other_options import FINETUNING, takes_other_names
 from ggjit.models.files.adapter import new_adapter, targets_of
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import refuse_existing
-from ggjit.models.networks.load import ARCHITECTURES, EMBEDDED, load_model
-from ggjit.models.networks.memory import (
+from ggjit.models.networks.base.memory import (
     Growth,
     MemoryUse,
     process_term,
@@ -37,7 +36,8 @@ from ggjit.models.networks.memory import (
     terms_of_leaves,
     unique_memory,
 )
-from ggjit.models.networks.training import TokenLoss
+from ggjit.models.networks.load import ARCHITECTURES, EMBEDDED, load_model
+from ggjit.models.networks.parts.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.machine import resident_nbytes
 from ggjit.train import checkpoint as checkpoints

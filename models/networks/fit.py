@@ -31,7 +31,7 @@ from ggjit.core.kernels_ahead import missing
 from ggjit.core.process_memory import resident_now
 from ggjit.cpu.cpu_plan import likely_parts, needs
 from ggjit.models.core.checks import integer, one_of
-from ggjit.models.networks.memory import MemoryUse, expected
+from ggjit.models.networks.base.memory import MemoryUse, expected
 from ggjit.models.networks.peak import arenas, model_file, null_network
 from ggjit.ops.core.errors import OutOfMemory, ParamError, extra
 from ggjit.ops.core.progress import busy

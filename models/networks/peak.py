@@ -19,9 +19,9 @@ from ggjit.core.arguments import nbytes_of, nearest
 from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models.files.gguf import TensorInfo
 from ggjit.models.files.whisper_file import open_model
+from ggjit.models.networks.base.load_options import LoadOptions
+from ggjit.models.networks.base.memory import MemoryUse, expected
 from ggjit.models.networks.load import EMBEDDED, network_of
-from ggjit.models.networks.load_options import LoadOptions
-from ggjit.models.networks.memory import MemoryUse, expected
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import BY_NAME

@@ -12,7 +12,7 @@ import numpy as np
 
 from ggjit.core.arguments import typed_call
 from ggjit.models.files.sound import RATE, Sound
-from ggjit.models.networks.moonshine import LEAST, MAX_SECONDS
+from ggjit.models.networks.sounds.moonshine import LEAST, MAX_SECONDS
 from ggjit.models.speech.decoding import Decoded
 from ggjit.models.speech.speech_model import SpeechModel
 from ggjit.models.speech.transcript import Language, Segment, Transcript

@@ -13,8 +13,8 @@ from ggjit.models.blocks import feed_forward
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families import experts
 from ggjit.models.families.registry import DECODERS, ENCODERS
-from ggjit.models.networks.encoder import relative_buckets
 from ggjit.models.networks.load import ARCHITECTURES
+from ggjit.models.networks.texts.encoder import relative_buckets
 
 FAMILIES = DECODERS | ENCODERS
 KINDS = {"layer_norm": "layer norm", "encoders": "encoder", "deepseek": "experts", "experts": "experts",

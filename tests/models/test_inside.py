@@ -17,8 +17,8 @@ from helpers.tiny_model import DIM, HEADS, LAYERS, VOCAB
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.families.registry import DECODERS, ENCODERS
-from ggjit.models.networks import hooks, inside
-from ggjit.models.networks.pictures import labels_of
+from ggjit.models.networks.inside import hooks, inside
+from ggjit.models.networks.inside.pictures import labels_of
 
 
 # ---------------------------------------------------------------- names

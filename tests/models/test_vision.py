@@ -11,10 +11,10 @@ from helpers.requirements import shared
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.files.picture import MAX_PIXELS, fitted, read_picture, resized
-from ggjit.models.networks.load_options import LoadOptions
-from ggjit.models.networks.picture_tokens import PictureTokens
-from ggjit.models.networks.vision import Vision, VisionFile
-from ggjit.models.networks.vision_input import kept_proportions
+from ggjit.models.networks.base.load_options import LoadOptions
+from ggjit.models.networks.parts.picture_tokens import PictureTokens
+from ggjit.models.networks.texts.vision import Vision, VisionFile
+from ggjit.models.networks.texts.vision_input import kept_proportions
 from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
 
 # transformers' CLIPVisionModel(...).hidden_states[-2] of clip_tensors, then the two matrices with a GELU between
@@ -138,7 +138,7 @@ def test_openai_s_form_of_a_message():
 
 
 def test_pictures_that_were_forgotten_are_told(monkeypatch):
-    from ggjit.models.networks import picture_tokens
+    from ggjit.models.networks.parts import picture_tokens
     monkeypatch.setattr(picture_tokens, "MAX_NBYTES", 100)
     p = PictureTokens(10)
     first, second = (p.ids_of(np.full((5, 4), x, np.float32)) for x in (1, 2))

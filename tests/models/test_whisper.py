@@ -29,7 +29,7 @@ from ggjit.models import convert_folder, load_speech, load_vad, quantize_gguf, s
 from ggjit.models.convert import whisper as convert_whisper
 from ggjit.models.core.byte_chars import CHAR_OF_BYTE
 from ggjit.models.files.sound import open_sound, with_samples
-from ggjit.models.networks.silero import find_silero
+from ggjit.models.networks.sounds.silero import find_silero
 from ggjit.models.speech.decoding import TextBatch, TokenRules, beam_search, decode
 from ggjit.models.speech.streaming import LiveTranscript
 from ggjit.models.speech.tokens import LANGUAGES, gpt2_words

@@ -5,7 +5,7 @@
     with m.capturing("blk.3.ffn_out") as c: ...                 the same of whatever runs inside
     with m.patch({"blk.3.ffn_out": lambda x: 0 * x}): ...       other values in their place
 
-How it is done: models/networks/hooks.py.  Pictures: models/networks/pictures.py.
+How it is done: models/networks/inside/hooks.py.  Pictures: models/networks/inside/pictures.py.
 """
 import collections.abc
 import contextlib
@@ -21,9 +21,9 @@ import numpy as np
 from ggjit.core.html_repr import escape
 from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import BrokenValues, integer
-from ggjit.models.networks import pictures
-from ggjit.models.networks.attribution import attribution as attributed
-from ggjit.models.networks.hooks import (
+from ggjit.models.networks.inside import pictures
+from ggjit.models.networks.inside.attribution import attribution as attributed
+from ggjit.models.networks.inside.hooks import (
     CalledPlan,
     CaptureSession,
     CutPlan,

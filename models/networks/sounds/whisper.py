@@ -1,4 +1,4 @@
-"""Whisper: an encoder hears 30 seconds of sound, a decoder writes what was said in them (networks/speech_network.py).
+"""Whisper: an encoder hears 30 seconds of sound, a decoder writes the text (networks/sounds/speech_network.py).
 
     mel [frames, n_mels] -> conv 3, GELU -> conv 3 stride 2, GELU -> [dim, n_audio] + positions -> blocks
     tokens -> embedding + positions -> blocks;   feed forward: W2 gelu(W1 x)
@@ -7,7 +7,16 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.models.core.checks import one_of
-from ggjit.models.networks.speech_network import ALIGN, ENCODE, GELUS, MAX_ROWS, N_KEYS, N_TOKENS, Decode, SpeechNetwork
+from ggjit.models.networks.sounds.speech_network import (
+    ALIGN,
+    ENCODE,
+    GELUS,
+    MAX_ROWS,
+    N_KEYS,
+    N_TOKENS,
+    Decode,
+    SpeechNetwork,
+)
 from ggjit.ops.core.errors import ModelError, ShapeError
 from ggjit.ops.core.types import F16, F32
 

@@ -17,7 +17,7 @@ import zlib
 import numpy as np
 
 from ggjit.models.blocks.description import WHOLE
-from ggjit.models.networks.kv_cells import ALL
+from ggjit.models.networks.parts.kv_cells import ALL
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.core.whole_numbers import is_whole

@@ -20,7 +20,7 @@ from ggjit.core.arguments import typed_call
 from ggjit.core.backend import TYPE_CPU, Backend, Device
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
-from ggjit.models.networks.offload import EXPERTS, LAYER
+from ggjit.models.networks.placement.offload import EXPERTS, LAYER
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul.mul_mat import mul_mat

@@ -23,9 +23,9 @@ from ggjit.models.blocks.hparams import ROPE_NORMAL, HParams
 from ggjit.models.core.checks import FIND_BROKEN, BrokenValues
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.picture import read_picture
-from ggjit.models.networks import vision_input
-from ggjit.models.networks.load_options import LoadOptions
-from ggjit.models.networks.network import Network
+from ggjit.models.networks.base.load_options import LoadOptions
+from ggjit.models.networks.base.network import Network
+from ggjit.models.networks.texts import vision_input
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported
 
 # {projector: (what it gets of a picture, text before and after its vectors)}

@@ -1,6 +1,6 @@
 """T5: an encoder reads a text once, a decoder writes another one about it.
 
-    e       = the encoder's results, of blocks as in networks/encoder.py
+    e       = the encoder's results, of blocks as in networks/texts/encoder.py
     K, V    = Wk e, Wv e of every layer of the decoder, kept until the next text is encoded
     logits  = the decoder's, whose layers look at what it wrote so far and at K and V
 
@@ -14,9 +14,9 @@ from ggjit.models.blocks.description import WHOLE, Loader, Scope
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.families.t5 import encoder
-from ggjit.models.networks.decoder import Decoder
-from ggjit.models.networks.encoder import relative_buckets
-from ggjit.models.networks.kv_cells import _band
+from ggjit.models.networks.parts.kv_cells import _band
+from ggjit.models.networks.texts.decoder import Decoder
+from ggjit.models.networks.texts.encoder import relative_buckets
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import is_many
 from ggjit.ops.core.errors import IndexRangeError, ParamError

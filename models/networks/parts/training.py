@@ -12,7 +12,7 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.models.blocks.description import Scope, mask_name
-from ggjit.models.networks import decoder_graph
+from ggjit.models.networks.parts import decoder_graph
 from ggjit.ops.core.errors import NotSupported, ParamError
 
 CHUNK = 64                      # tokens whose logits are computed at once

@@ -2,7 +2,7 @@
 
     score of token i  =  sum over dim of  embedding[i] * d log p(target) / d embedding[i]         (gradient x input)
 
-Weights stay as they are, quantised too: gradients pass through them (networks/training.py).
+Weights stay as they are, quantised too: gradients pass through them (networks/parts/training.py).
 """
 import dataclasses
 
@@ -11,9 +11,9 @@ import numpy as np
 import ggjit as gg
 from ggjit.core.html_repr import PlotRepr, escape
 from ggjit.models.core.checks import integer
-from ggjit.models.networks import decoder_graph
-from ggjit.models.networks.pictures import axes_of, label_axis, labels_of
-from ggjit.models.networks.training import TokenLoss
+from ggjit.models.networks.inside.pictures import axes_of, label_axis, labels_of
+from ggjit.models.networks.parts import decoder_graph
+from ggjit.models.networks.parts.training import TokenLoss
 from ggjit.ops.core.errors import NotSupported, ParamError
 
 

@@ -16,8 +16,8 @@ from ggjit.core.html_repr import PlotRepr, escape
 from ggjit.graphs.graph import Graph
 from ggjit.models.blocks.description import Scope
 from ggjit.models.core.checks import integer
-from ggjit.models.networks import decoder_graph
-from ggjit.models.networks.hooks import layer_of
+from ggjit.models.networks.inside.hooks import layer_of
+from ggjit.models.networks.parts import decoder_graph
 from ggjit.ops.core.errors import GgjitError, NotSupported, ParamError, extra
 from ggjit.tensors.context import Context
 

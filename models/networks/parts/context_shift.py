@@ -13,7 +13,7 @@ windows that would reach into what was dropped), the tokens that stay are read a
 import numpy as np
 
 import ggjit as gg
-from ggjit.models.networks.kv_cells import ALL, SlotMapping
+from ggjit.models.networks.parts.kv_cells import ALL, SlotMapping
 
 NAME = "turn"                           # of the graph's shape: (NAME, rows of each window)
 

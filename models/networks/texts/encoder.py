@@ -15,8 +15,8 @@ from ggjit.core.arguments import typed_methods
 from ggjit.models.blocks.description import Loader, Scope, mask_name
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families.registry import ENCODERS
-from ggjit.models.networks.network import Network
-from ggjit.models.networks.pooling import RANK, Pooling
+from ggjit.models.networks.base.network import Network
+from ggjit.models.networks.parts.pooling import RANK, Pooling
 
 VECTOR, HIDDEN, PAIR = "vector", "hidden", "pair"       # what a graph is to give
 FARTHEST = 128                  # from this distance on all tokens share T5's last bucket

@@ -3,7 +3,7 @@
 The graph of a batch depends on a few numbers only, so it is planned once and replayed: how many tokens, how many cache
 rows are looked at (rounded up, the mask hides the rest), how many logit rows are wanted.  Positions, cache row numbers
 and the masks are inputs; attention layers with windows share a mask per window.  A batch holds tokens of one text or of
-several (networks/kv_cells.py).
+several (networks/parts/kv_cells.py).
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from ggjit.core.placing import place_tensors
 from ggjit.models.blocks.description import CacheSizes, Loader, linear, mask_name, pages_name, rows_name
 from ggjit.models.blocks.hparams import MAX_CTX
 from ggjit.models.core.checks import integer
-from ggjit.models.networks.kv_cells import PAGE
+from ggjit.models.networks.parts.kv_cells import PAGE
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.user_warnings import warn

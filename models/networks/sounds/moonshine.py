@@ -1,4 +1,4 @@
-"""Moonshine: speech networks that hear a sound as long as it is (networks/speech_network.py).
+"""Moonshine: speech networks that hear a sound as long as it is (networks/sounds/speech_network.py).
 
     samples at 16 kHz -> conv 127 stride 64, tanh, group norm -> conv 7 stride 3, GELU -> conv 3 stride 2, GELU
                       -> [dim, n_audio], a frame of 24 ms each -> blocks
@@ -12,7 +12,7 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.models.blocks.hparams import ROPE_BASES, ROPE_NORMAL
-from ggjit.models.networks.speech_network import ALIGN, ENCODE, N_KEYS, N_TOKENS, Decode, SpeechNetwork
+from ggjit.models.networks.sounds.speech_network import ALIGN, ENCODE, N_KEYS, N_TOKENS, Decode, SpeechNetwork
 from ggjit.ops.core.errors import ModelError, ParamError, ShapeError
 from ggjit.ops.core.types import F32
 

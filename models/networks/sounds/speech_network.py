@@ -20,8 +20,8 @@ import numpy as np
 import ggjit as gg
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import one_of
-from ggjit.models.networks.hooks import TensorSpec
-from ggjit.models.networks.network import Network
+from ggjit.models.networks.base.network import Network
+from ggjit.models.networks.inside.hooks import TensorSpec
 from ggjit.ops.core.errors import IndexRangeError, ModelError, ParamError
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.matmul.mul_mat import PREC_F32

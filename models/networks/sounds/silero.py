@@ -26,10 +26,10 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import one_of
 from ggjit.models.files.silero_file import read_silero
-from ggjit.models.networks.hooks import TensorSpec, named_nodes
-from ggjit.models.networks.inside import Names, matched
-from ggjit.models.networks.network import Step
-from ggjit.models.networks.speech import find_segments
+from ggjit.models.networks.base.network import Step
+from ggjit.models.networks.inside.hooks import TensorSpec, named_nodes
+from ggjit.models.networks.inside.inside import Names, matched
+from ggjit.models.networks.sounds.speech import find_segments
 from ggjit.ops.core.errors import ModelError, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.host_memory import empty, oom_guard, zeros
 from ggjit.ops.core.locks import ForkLock

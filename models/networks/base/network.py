@@ -18,12 +18,9 @@ from ggjit.models.core.checks import FIND_BROKEN, BrokenValues, integer
 from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.gguf import StringArray
 from ggjit.models.files.weights import Weights
-from ggjit.models.networks import inside
-from ggjit.models.networks.device_map import DeviceMap
-from ggjit.models.networks.hooks import Hooks
-from ggjit.models.networks.layout import repacked
-from ggjit.models.networks.load_options import LoadOptions
-from ggjit.models.networks.memory import (
+from ggjit.models.networks.base import vectors
+from ggjit.models.networks.base.load_options import LoadOptions
+from ggjit.models.networks.base.memory import (
     MAPPED,
     Growth,
     HandedOut,
@@ -34,15 +31,18 @@ from ggjit.models.networks.memory import (
     terms_of_buffers,
     unique_memory,
 )
-from ggjit.models.networks.model_table import model_html
-from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
-from ggjit.models.networks.other_methods import of_a_model
-from ggjit.models.networks.strict import refuse_unused
+from ggjit.models.networks.base.model_table import model_html
+from ggjit.models.networks.base.other_methods import of_a_model
+from ggjit.models.networks.base.strict import refuse_unused
+from ggjit.models.networks.inside import inside
+from ggjit.models.networks.inside.hooks import Hooks
+from ggjit.models.networks.placement.device_map import DeviceMap
+from ggjit.models.networks.placement.layout import repacked
+from ggjit.models.networks.placement.offload import choose_backends, offload, scheduler_of
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, StaleHandle, TypeMismatch
-from ggjit.ops.core.host_memory import empty, oom_guard
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
-from ggjit.ops.core.progress import work
 from ggjit.tensors.context import Context
 
 PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat", "decode", "description", "detokenize",
@@ -50,7 +50,6 @@ PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat",
           "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch", "rerank", "reset",
           "save_state", "score", "tokenize", "tokenizer", "warm_up", "weights")
 MAX_KEPT_PLANS = 24
-RERANK_PROMPT = "tokenizer.chat_template.rerank"        # with {query} and {document} where they belong
 
 
 class Step:
@@ -84,7 +83,7 @@ class Network:
     CAUSAL = True                   # does attention look back only?
     last_speed = None               # {"prompt", "decode": tokens a second} of the last text that was generated
     flash = True                    # may one kernel compute attention?
-    pooling = None                  # how the tokens of a text become one row (networks/pooling.py)
+    pooling = None                  # how the tokens of a text become one row (networks/parts/pooling.py)
 
     def __init__(self, file, options=None):
         """options: LoadOptions."""
@@ -462,54 +461,9 @@ class Network:
         raise NotSupported(f"{self.file.arch} models read no pictures; load a decoder with its vision part")
 
     # ------------------------------------------------------------ texts as vectors and scores
-    def embed(self, texts):
-        """(n, dim) float32, a row of length 1 for each text: pooled as the file says, or load_model's `pooling`.
+    embed, rerank = vectors.embed, vectors.rerank
 
-            v = m.embed(["a cat", "a dog"])
-            v @ v.T                                     # how alike they are
-
-        Errors: TypeMismatch, ParamError for a text longer than the context, NotSupported for a model that says no
-        pooling.
-        """
-        texts, _ = _listed([texts] if isinstance(texts, str) else texts, "embed"), self._pooling().of_embedding()
-        out = empty((len(texts), self.n_embd), np.float32, "embed")
-        with work("embedding", len(texts)) as step:
-            for i, text in enumerate(texts):
-                out[i] = self.embed_ids(self.tokenize(text))
-                step()
-        return out
-
-    def _pooling(self):
-        """The Pooling of a network that reads texts.  Errors: NotSupported."""
-        if self.pooling is None:
-            raise NotSupported(f"{self.file.arch} models make no vectors of texts; load a bert model")
-        return self.pooling
-
-    def rerank(self, query, texts):
-        """(n,) float32: how well each text answers the query, by a reranker; the highest score is the best text.
-
-            scores = m.rerank("who wrote Emma?", texts)
-            texts[scores.argmax()]
-
-        A text is read with the query as the model was trained: as a pair, or in the file's own prompt.  Scores are the
-        first number of its classifier: of BERT and its kin any number (1 / (1 + exp(-score)) is a probability), of
-        Qwen 3 the probability of "yes".
-        Errors: TypeMismatch, ParamError for a query and text that do not fit the context, NotSupported for a model
-        without such a head.
-        """
-        if not isinstance(query, str):
-            raise TypeMismatch(f"rerank takes a query and a list of texts, got a {type(query).__name__} as query")
-        texts, _ = _listed(texts, "rerank"), self._pooling().check_ranks()
-        prompt = self.file.get(RERANK_PROMPT, None, str)
-        out = empty((len(texts),), np.float32, "rerank")
-        with work("ranking", len(texts)) as step:
-            for i, text in enumerate(texts):
-                pair = self.tokenizer.encode_pair(query, text) if prompt is None else \
-                    (self.tokenizer.encode_prompt(prompt, query=query, document=text), None)
-                out[i] = self.rank_ids(*pair)[0]
-                step()
-        return out
-
+    # ------------------------------------------------------------ what only some networks do
     def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
 
@@ -536,11 +490,3 @@ class Network:
 
     def logits(self, ids):
         raise NotSupported(f"{self.file.arch} models have no logits; load a llama model")
-
-
-def _listed(texts, what):
-    if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
-        got = type(texts).__name__ if not isinstance(texts, list | tuple) else \
-            next(repr(t) for t in texts if not isinstance(t, str))
-        raise TypeMismatch(f"{what} takes a list of strings, got {got}")
-    return texts

@@ -1,9 +1,8 @@
 """Decoders: texts that are read and continued; weights, caches and parts of their graphs are in decoder_graph.py.
 
-A text is the ids that were read and the cache rows that hold what the layers know of them (networks/kv_cells.py).
+A text is the ids that were read and the cache rows that hold what the layers know of them (networks/parts/kv_cells.py).
 """
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,24 +15,18 @@ from ggjit.cpu.device import CPU
 from ggjit.models.blocks.description import Loader, Scope
 from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
-from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.families.registry import DECODERS
-from ggjit.models.networks import context_shift, saved_state
-from ggjit.models.networks import decoder_graph as graphs
-from ggjit.models.networks.kv_cells import KVCells, whole_pages
-from ggjit.models.networks.load_options import LoadOptions
-from ggjit.models.networks.memory import MemoryTerm, expected_in, terms_of_leaves
-from ggjit.models.networks.network import Network
-from ggjit.models.networks.picture_tokens import PictureTokens
-from ggjit.models.networks.pooling import RANK, Pooling
-from ggjit.models.networks.vision import load_vision
-from ggjit.models.text.chat_template import chat_prompt
-from ggjit.models.text.generation import Generation
-from ggjit.models.text.generations import Generations, is_many
-from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
-from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
-from ggjit.models.text.sampling import OPTIONS
-from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
+from ggjit.models.networks.base.load_options import LoadOptions
+from ggjit.models.networks.base.memory import MemoryTerm, expected_in, terms_of_leaves
+from ggjit.models.networks.base.network import Network
+from ggjit.models.networks.parts import context_shift, saved_state
+from ggjit.models.networks.parts import decoder_graph as graphs
+from ggjit.models.networks.parts.kv_cells import KVCells, whole_pages
+from ggjit.models.networks.parts.picture_tokens import PictureTokens
+from ggjit.models.networks.parts.pooling import RANK, Pooling
+from ggjit.models.networks.texts import batches, results, writing
+from ggjit.models.networks.texts.vision import load_vision
+from ggjit.ops.core.errors import NotSupported, ParamError
 from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.progress import counted
 from ggjit.ops.core.types import BY_NAME
@@ -42,20 +35,6 @@ from ggjit.ops.matmul.choices import columns_apart
 KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 MAX_SEQS = 256                          # texts at once
 MAX_CELLS = 1 << 30
-APART = -1                              # in a graph's shape, in place of the number of page tables
-
-
-class KeysValues(NamedTuple):
-    """What a layer keeps of a text: (n_head_kv, n_tokens, d_head) each, from position `first` on."""
-    keys: np.ndarray
-    values: np.ndarray
-    first: int
-
-
-def _by_head(leaf, rows, n_head):
-    """Rows of a cache as (n_head, n_rows, d_head)."""
-    a = leaf.numpy().reshape(-1, leaf.ne[0])[np.asarray(rows)]
-    return a.reshape(len(a), n_head, -1).transpose(1, 0, 2).astype(np.float32)
 
 
 def _kv_types(asked):
@@ -236,6 +215,9 @@ class Decoder(Network):
         return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]
 
     # ------------------------------------------------------------ a batch
+    _shape, _n_tables, _fill = batches.shape, batches.n_tables, batches.fill
+    _batches, _padded = batches.batches, batches.padded
+
     def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False, out=None):
         """Logits or hidden states of a batch; written to `out` where there is one: it is not copied then."""
         step = self._filled(runs, state_rows, all_rows, hidden)
@@ -252,52 +234,6 @@ class Decoder(Network):
         step = self._step(self._shape(runs, n_tables, all_rows, hidden, apart))
         self._fill(step.inputs, runs, state_rows, n_tables)
         return step
-
-    def _shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
-        """The shape of a batch's graph.  apart: each token of a text gets the bits it has alone."""
-        n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
-        shape = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
-        pictures = self.vision is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)
-        more = (APART,) if apart else (n_tables,) if n_tables or pictures else ()
-        return *shape, n_runs if self.recurrent else 1, *more, *[True] * pictures
-
-    def _n_tables(self, runs):
-        """Page tables of a batch: one of a text, or one for each of several that have a token each; 0: none, since the
-        rows of a text follow its positions, or since texts have several tokens."""
-        if not self.cells.paged or self._hooks.wanted is not None:
-            return 0
-        if len(runs) == 1:
-            return int(runs[0][0] is not self.text)
-        return len(runs) if all(len(ids) == 1 for _, ids in runs) else 0
-
-    def _fill(self, inputs, runs, state_rows, n_tables=0):
-        at, tokens, positions = 0, inputs["tokens"], inputs.get("positions")
-        for i, (text, ids) in enumerate(runs):
-            n, past = len(ids), len(text.ids)
-            end = at + n
-            tokens[at:end] = ids
-            if "picture" in inputs:
-                tokens[at:end][ids >= self.n_vocab] = 0
-                self.pictures.fill(ids, inputs["picture"][at:end], inputs["is_text"][at:end])
-            if positions is not None:
-                if n == 1:
-                    positions[at] = past
-                else:
-                    positions[at:end] = np.arange(past, past + n)
-            if "temperature" in inputs:
-                inputs["temperature"][at:end, 0, 0] = self.description.temperatures(past, n)
-            if n_tables:
-                self.cells.place_pages(inputs, at, text, n, i)
-            else:
-                self.cells.place(inputs, at, text, n)
-            if "picture" in inputs and self.vision.sees_all:
-                for start, stop in self.pictures.runs(ids):
-                    self.cells.open_mask(inputs, at, text, start, stop, bool(n_tables))
-            at = end
-        if self.recurrent:
-            inputs["state_row"][:], inputs["next_state_row"][:] = [text.state_row for text, _ in runs], state_rows
-        if "out_rows" in inputs:
-            inputs["out_rows"][:] = np.cumsum([len(ids) for _, ids in runs]) - 1
 
     # ------------------------------------------------------------ the text
     def reset(self):
@@ -335,7 +271,7 @@ class Decoder(Network):
         """Forget the text so far, but for what `ids` begins with: how many of them need not be read again.
 
         All but the last at most, since its logits are wanted.  States of recurrent layers know the whole text only.
-        What was read while values of it were kept or replaced (models/networks/hooks.py), or before a weight was
+        What was read while values of it were kept or replaced (models/networks/inside/hooks.py), or before a weight was
         written to, or stood behind tokens that a context shift dropped, is read again.
         """
         with self._lock:
@@ -421,7 +357,7 @@ class Decoder(Network):
 
     @property
     def is_watched(self):
-        """Are values of it kept or replaced (models/networks/hooks.py)?"""
+        """Are values of it kept or replaced (models/networks/inside/hooks.py)?"""
         return self._hooks.wanted is not None
 
     def cut_text(self, n):
@@ -472,15 +408,6 @@ class Decoder(Network):
         return self._handed_out.add(empty((n, self.n_embd if hidden else self.n_vocab), np.float32,
                                           "hidden states" if hidden else "logits"))
 
-    def _batches(self, ids):
-        """[ids of each batch]; a picture whose vectors see each other is not cut."""
-        ends = list(range(self.n_batch, len(ids), self.n_batch))
-        if ends and self.vision is not None and self.vision.sees_all:
-            ends, whole = [], self.pictures.runs(ids)
-            while (end := (ends[-1] if ends else 0) + self.n_batch) < len(ids):
-                ends.append(next((a for a, b in whole if a < end < b), end))
-        return np.split(ids, ends) if len(ids) else []
-
     def _read_again(self, text):
         """Read again what an interrupted call has overwritten: under hooks only what was read under hooks."""
         ids, n_plain = text.ids, min(text.hooked, len(text.ids))
@@ -530,13 +457,6 @@ class Decoder(Network):
         self._added(runs, state_rows)
         return lambda: read().reshape(-1, self.n_vocab)[:len(runs)]
 
-    def _padded(self, runs, state_rows):
-        """Runs of one token, and their state_rows, up to a power of two, beyond eight to a quarter of one."""
-        n = len(runs)
-        step = max(1 << (n - 1).bit_length() >> 2, 1) if n > 8 else 1 << (n - 1).bit_length()
-        more = -n % step if all(len(ids) == 1 for _, ids in runs) else 0
-        return runs + runs[-1:] * more, state_rows + state_rows[-1:] * more
-
     def _added(self, runs, state_rows):
         for (text, ids), state_row in zip(runs, state_rows, strict=True):
             if self._hooks.wanted is not None:
@@ -552,155 +472,7 @@ class Decoder(Network):
         first = max(0, end - mapping.n)
         return first, mapping.at(first, end)
 
-    def kv(self, layer):
-        """KeysValues of the text so far in one layer: `.keys` (n_head_kv, n_tokens, d_head), `.values`, `.first`, the
-        position of the first that the layer keeps; float32, as the cache holds them (keys after RoPE).
-
-            m.logits("a text"); m.kv(3).keys[0]             # those of head 0
-
-        Errors: ParamError (a number that is no layer; no text was read), NotSupported for layers without keys.
-        """
-        layer = integer("layer", layer, 0, self.n_layer - 1)
-        mixer = self.description.blocks[layer].mixer
-        kept = {t.name.rpartition(" ")[0]: t for t in self.cache[layer]}
-        if "k cache" not in kept or not hasattr(mixer, "n_head_kv"):
-            raise NotSupported(f"layer {layer} of this {self.file.arch} network keeps no keys and values of its own")
-        with self._lock:
-            if not self.n_past:
-                raise ParamError("kv: no text was read yet; m.logits(text) reads one")
-            first, rows = self._key_rows(layer, 0)
-            return KeysValues(*(_by_head(kept[name], rows, mixer.n_head_kv) for name in ("k cache", "v cache")), first)
-
     # ------------------------------------------------------------ results
-    def hidden(self, ids):
-        """(n, dim) float32: what the last norm makes of every one of `ids`, or of a text's tokens, from
-        position 0; the text so far is
-        forgotten.
-
-        Errors: ParamError for weights that are NaN, IndexRangeError for ids outside the vocabulary.
-        """
-        with self._lock:
-            ids = self._checked_ids(ids, self.n_ctx)
-            self.reset()
-            return self._finite(self._fed(ids, True, hidden=True), "the hidden states")
-
-    def embed_ids(self, ids):
-        """The vector of one text given as token ids; (dim,) float32, of length 1.  The text so far is forgotten.
-
-        Errors: NotSupported for a file that says no pooling, ParamError for weights that are NaN.
-        """
-        kind = self.pooling.of_embedding()
-        with self._lock:
-            ids = self._checked_ids(ids, self.n_ctx)
-            self.reset()
-            rows = self._fed(ids, kind != "last", hidden=True)
-            if kind == "mean":
-                e = rows.sum(0, dtype=np.float64) / len(ids)
-            else:
-                e = rows[0 if kind == "cls" else -1]
-            e = self._finite(e, "the text's numbers")
-            return (e / max(np.linalg.norm(e.astype(np.float64)), 1e-12)).astype(np.float32)
-
-    def rank_ids(self, ids, n_first=None):
-        """The classifier's numbers of one text given as token ids; (n_scores,) float32.  The text so far is forgotten.
-
-        Errors: as `embed_ids`; NotSupported for a model without a classifier.
-        """
-        self.pooling.check_ranks()
-        with self._lock:
-            ids = self._checked_ids(ids, self.n_ctx)
-            self.reset()
-            return self._finite(self._fed(ids, False, hidden=RANK)[-1], "the text's scores")
-
-    def logits(self, ids):
-        """(n, n_vocab) float32: logits after every one of `ids`, or of a text's tokens, from position 0; the text so
-        far is forgotten.
-
-        Errors: ParamError for weights that are NaN, IndexRangeError for ids outside the vocabulary.
-        """
-        with self._lock:
-            ids = self._checked_ids(ids, self.n_ctx)
-            self.reset()
-            return self._finite(self.decode(ids, all_logits=True), "the logits")
-
-    @takes_other_names(GENERATION)
-    def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, images=(), **options):
-        """Iterator over pieces of text that continue `prompt`; `.stats` afterwards, with "stop_reason".
-
-        n_predict: tokens at most, -1 for no limit.  temp: temperature; 0 always takes the likeliest token.  stop: texts
-        or ids that end it; no part of such a text comes out.  ignore_eos: the model's own ends are never chosen.
-        Others: llama.cpp's options and defaults of sampling (top_k=40, top_p=0.95, min_p=0.05, seed ...), listed in
-        models/text/sampling.py.
-        grammar: GBNF text that the answer fits; json_schema: a JSON Schema that it fits, as a dict or text;
-        grammar_triggers: texts, compiled patterns and ids from which on it fits (before the first all is allowed).
-        logprobs: a number k; then every one of `.tokens` has the log-probability that the model gave it, before
-        sampling and grammars, and the k likeliest tokens there; stats["logprobs"] holds them for JSON.
-        `.text`: the whole text, `.tokens`: its tokens (models/text/generation.py); in a notebook cell both are shown.
-        speculative: "lookup" or a smaller Decoder of the same vocabulary guess what follows; several tokens are
-        computed at once, and those that are right are kept: the text is the same, faster where guesses come true; where
-        they do not pay, they end.  stats["drafted_tokens"], stats["accepted_tokens"] count them.
-        cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
-        the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
-        A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.
-        images: pictures, as encode_image takes them, at the marks "<__media__>" of the prompt, or before it.
-        """
-        if len(images):
-            if not isinstance(prompt, str):
-                raise TypeMismatch(f"pictures belong to a text, got {type(prompt).__name__}; a call for each prompt")
-            prompt = ids_with_pictures(self, prompt, images)
-        kind = Generations if is_many(prompt) else Generation
-        return kind(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
-
-    def score(self, texts, logprobs=0):
-        """A ScoredText of each text: `.tokens` with the log-probability of each given all before it, `.logprob`, their
-        sum in nats, `.perplexity`.  The first token has none: nothing is before it.  The text so far is forgotten.
-
-        texts: a list of texts or of lists of token ids; one text or list of ids gives one ScoredText.
-        logprobs: how many alternatives each token has, 0 for none.
-        Errors: ParamError for an empty list and a text that is longer than the context, TypeMismatch, IndexRangeError.
-
-            m.score(["It was a truth", "It truth a was"])[0].logprob
-        """
-        n_alternatives = checked_count(0 if logprobs is None else logprobs)
-        many = is_many(texts)
-        if not isinstance(texts, str | list | tuple) or not len(texts):
-            raise ParamError("score takes a text that is not empty, or a list of texts or token ids with at least one")
-        all_ids = [self._checked_ids(x, self.n_ctx) for x in (texts if many else [texts])]
-        scored = [self._scored(ids, n_alternatives) for ids in all_ids]
-        return scored if many else scored[0]
-
-    def _scored(self, ids, n_alternatives):
-        tokens = [token_of(self.tokenizer, int(ids[0]))]
-        with self._lock:
-            self.reset()
-            for start in range(0, len(ids), self.n_batch):
-                logits = self._finite(self.decode(ids[start:start + self.n_batch], all_logits=True), "the logits")
-                following = ids[start + 1:start + 1 + len(logits)].tolist()
-                tokens += [token_of(self.tokenizer, id, row, n_alternatives)
-                           for id, row in zip(following, logits, strict=False)]
-        return ScoredText(tokens)
-
-    def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template=None, **variables):
-        """(text, ids) of a conversation, a list of {"role": ..., "content": ...}, by the chat template in the file.
-
-        tools, variables: passed on to it.  template: another one, as Jinja text or by name ("chatml", one in the file).
-        A message may hold pictures: {"type": "image", "image": path or array} among the parts of its content.
-        Errors: ParamError for messages that do not fit, ModelError for a template that is missing or fails.
-        """
-        messages, pictures = without_pictures(messages) if isinstance(messages, list | tuple) else (messages, [])
-        prompt = chat_prompt(self.file, self.tokenizer, messages, tools, add_generation_prompt, template, **variables)
-        if not pictures:
-            return prompt
-        ids = ids_with_pictures(self, prompt.text, pictures, special=True)
-        bos = [self.tokenizer.bos_id] if self.tokenizer.add_bos else []
-        return prompt._replace(ids=ids if ids[:1] == bos else bos + ids)
-
-    @takes_other_names(GENERATION)
-    def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
-        """Iterator over the pieces of the answer to a conversation, as `generate` gives them.
-
-        messages, tools, template, variables: as in `chat_prompt`.  options: as in `generate`, but that the temperature
-        is llama.cpp's 0.8 unless given.
-        """
-        ids = self.chat_prompt(messages, tools, template=template, **(variables or {})).ids
-        return self.generate(ids, n_predict, **{"temp": OPTIONS["temp"].default, **options})
+    hidden, logits, kv = results.hidden, results.logits, results.kv
+    embed_ids, rank_ids = results.embed_ids, results.rank_ids
+    generate, score, chat_prompt, chat = writing.generate, writing.score, writing.chat_prompt, writing.chat

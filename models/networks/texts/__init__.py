@@ -1,0 +1,11 @@
+"""Networks that read texts, and the pictures among them.
+
+    decoder             texts are read and continued
+    batches             the shape and the inputs of a decoder's graph for some tokens
+    results             what a decoder makes of a text: hidden states, logits, keys and values, vectors, scores
+    writing             texts that a decoder writes and scores
+    encoder             a text is read at once
+    t5                  an encoder reads a text, a decoder writes another
+    vision              pictures as vectors that a decoder reads
+    vision_input        sizes, tiles and numbers of a picture, as a vision network gets them
+"""

@@ -1,0 +1,77 @@
+"""Batches of a decoder: the shape of the graph of some tokens, and what its inputs hold.
+
+Functions of `self` are methods of Decoder.
+
+A batch is `runs`, [(text, ids)]: the next ids of each of some texts.
+"""
+import numpy as np
+
+APART = -1                              # in a graph's shape, in place of the number of page tables
+
+
+def shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
+    """The shape of a batch's graph.  apart: each token of a text gets the bits it has alone."""
+    n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
+    sizes = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
+    pictures = self.vision is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)
+    more = (APART,) if apart else (n_tables,) if n_tables or pictures else ()
+    return *sizes, n_runs if self.recurrent else 1, *more, *[True] * pictures
+
+
+def n_tables(self, runs):
+    """Page tables of a batch: one of a text, or one for each of several that have a token each; 0: none, since the
+    rows of a text follow its positions, or since texts have several tokens."""
+    if not self.cells.paged or self._hooks.wanted is not None:
+        return 0
+    if len(runs) == 1:
+        return int(runs[0][0] is not self.text)
+    return len(runs) if all(len(ids) == 1 for _, ids in runs) else 0
+
+
+def fill(self, inputs, runs, state_rows, n_tables=0):
+    """Write what a batch is to the inputs of its graph."""
+    at, tokens, positions = 0, inputs["tokens"], inputs.get("positions")
+    for i, (text, ids) in enumerate(runs):
+        n, past = len(ids), len(text.ids)
+        end = at + n
+        tokens[at:end] = ids
+        if "picture" in inputs:
+            tokens[at:end][ids >= self.n_vocab] = 0
+            self.pictures.fill(ids, inputs["picture"][at:end], inputs["is_text"][at:end])
+        if positions is not None:
+            if n == 1:
+                positions[at] = past
+            else:
+                positions[at:end] = np.arange(past, past + n)
+        if "temperature" in inputs:
+            inputs["temperature"][at:end, 0, 0] = self.description.temperatures(past, n)
+        if n_tables:
+            self.cells.place_pages(inputs, at, text, n, i)
+        else:
+            self.cells.place(inputs, at, text, n)
+        if "picture" in inputs and self.vision.sees_all:
+            for start, stop in self.pictures.runs(ids):
+                self.cells.open_mask(inputs, at, text, start, stop, bool(n_tables))
+        at = end
+    if self.recurrent:
+        inputs["state_row"][:], inputs["next_state_row"][:] = [text.state_row for text, _ in runs], state_rows
+    if "out_rows" in inputs:
+        inputs["out_rows"][:] = np.cumsum([len(ids) for _, ids in runs]) - 1
+
+
+def batches(self, ids):
+    """[ids of each batch]; a picture whose vectors see each other is not cut."""
+    ends = list(range(self.n_batch, len(ids), self.n_batch))
+    if ends and self.vision is not None and self.vision.sees_all:
+        ends, whole = [], self.pictures.runs(ids)
+        while (end := (ends[-1] if ends else 0) + self.n_batch) < len(ids):
+            ends.append(next((a for a, b in whole if a < end < b), end))
+    return np.split(ids, ends) if len(ids) else []
+
+
+def padded(self, runs, state_rows):
+    """Runs of one token, and their state_rows, up to a power of two, beyond eight to a quarter of one."""
+    n = len(runs)
+    step = max(1 << (n - 1).bit_length() >> 2, 1) if n > 8 else 1 << (n - 1).bit_length()
+    more = -n % step if all(len(ids) == 1 for _, ids in runs) else 0
+    return runs + runs[-1:] * more, state_rows + state_rows[-1:] * more
