@@ -10,11 +10,9 @@ import numpy as np
 
 from ggjit.alloc.report import mib
 from ggjit.api.cut import cut as cut_rows
-from ggjit.api.registry import init_backend
 from ggjit.api.remat_nodes import RematNodes, plan_of
 from ggjit.core.arguments import expect
-from ggjit.core.backend import Backend
-from ggjit.core.buffer import BufferType
+from ggjit.core.backend import buffer_type_of
 from ggjit.core.html_repr import PlotRepr
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
@@ -250,9 +248,7 @@ def _remedy(units, budget, cut):
 
 def _units(graph, target, profile):
     expect(graph, Graph, "rematerialize").check_alive()
-    target = target if target is not None else init_backend("CPU")
-    buft = target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType,
-                                                                                 "rematerialize: target")
+    buft = buffer_type_of(target, "rematerialize: target")
     return RematNodes(graph, buft, {} if profile is None else _seconds(profile))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ggjit.core.arguments import buffer_size, expect, expect_slot
 from ggjit.core.buffer import BufferType
 from ggjit.core.graph_slots import place_graphs
-from ggjit.core.host_buffer import ArrayBuffer
+from ggjit.core.host_buffer import HOST, ArrayBuffer
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.lifetime import Handle
 from ggjit.core.slots import alloc_buffer
@@ -254,6 +254,14 @@ class Backend(Handle, HtmlRepr):
 
 count_writes(Backend, _WRITING_SLOTS)
 place_graphs(Backend, ("graph_plan_compute", "graph_plan_free"))
+
+
+def buffer_type_of(target, what):
+    """The buffer type a graph is planned for: a backend's default, a buffer type itself, of None host memory.
+    Errors: TypeMismatch, which begins with `what`."""
+    if target is None:
+        return HOST
+    return target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType, what)
 
 
 class HostMemory:
