@@ -50,8 +50,8 @@ TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", 
 LEAST_STEPS = 40                # optimizer steps where `epochs` is not given: short texts are read several times
 SAMPLE_TOKENS = 48
 MAX_TRIES = 4                   # tries with a smaller arena, where planning itself took memory
-SLACK, SLACK_NBYTES = 0.005, 4 << 20    # for small arrays that come and go
-KERNELS_NBYTES = 40 << 20       # that planning and loaded kernels take at most, not known while nothing is planned
+SLACK, SLACK_NBYTES = 0.005, 4 << 20    # room for small temporary arrays
+KERNELS_NBYTES = 40 << 20       # upper bound for planning and loaded kernels, used before anything is planned
 
 
 # ---------------------------------------------------------------- texts
@@ -217,7 +217,7 @@ class Finetuning:
             self.loop = TrainingLoop(training, data, data.first(0), seed, checkpoint, callback, about)
             self.n_steps = min(epochs * (len(data) // batch), steps)
             gc.collect()
-            give_back_heap()                # planning a training makes and drops much
+            give_back_heap()                # planning a training allocates and frees many arrays
             self._grown.__exit__()
             self._grown.known(sum(term.anonymous for term in self._kept_terms()))
             self._close = stack.pop_all().close
@@ -238,7 +238,7 @@ class Finetuning:
     def sample(self, prompt):
         """What the network writes after `prompt` now, SAMPLE_TOKENS at most."""
         with self.network._lock:
-            self.network.reset()            # the adapter may be another than what was read with
+            self.network.reset()            # the cache was filled with an older state of the adapter
             return self.network.generate(prompt, min(SAMPLE_TOKENS, self.network.n_ctx // 2), cache_prompt=False).text
 
     def memory(self):

@@ -42,7 +42,7 @@ def network_of(file, options):
 
 
 def _with_keywords(function):
-    """For completion: `load_model(<TAB>` offers the options in **options, too."""
+    """Decorator: completion of `load_model(<TAB>` also lists the options that **options takes."""
     found = inspect.signature(function)
     own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
     more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name)) for name in KEYWORDS]

@@ -184,7 +184,7 @@ def explore_model(model, n_ctx=(None,), n_batch=(1, 128, 512), flash=(False, Tru
     file, networks = model_file(model), []
 
     def build(n_ctx, n_batch, flash):
-        while networks:                             # its graph has been measured
+        while networks:                             # networks whose graphs have been measured are freed
             networks.pop().free()
         m = network_of(file, LoadOptions("NULL", strict=strict, n_ctx=n_ctx, n_batch=n_batch, flash=flash))
         networks.append(m)

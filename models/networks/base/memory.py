@@ -27,9 +27,10 @@ from ggjit.models.text.tokenizer import tokenizer_nbytes
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
 
-AROUND = 1 << 16                # bytes: the system maps so much of a file around what is read (fault_around_bytes)
+# bytes of a file that the system maps around each page that is read (fault_around_bytes)
+AROUND = 1 << 16
 PROCESS = "Python and libraries"
-COUNTED = "tokenizer", "code", PROCESS          # terms that are what they are: they were measured
+COUNTED = "tokenizer", "code", PROCESS          # terms that are measured, not computed from sizes
 HOST, MAPPED = "host", "mapped"
 HEAD = ("", "anonymous", "of files", "size", "")
 
@@ -94,7 +95,7 @@ class MemoryUse:
         return found
 
     def filled(self):
-        """The same once every page of it was touched."""
+        """The same use of memory after every page of it was written to."""
         def full(row):
             return row if row.device != HOST or row.name in COUNTED else dataclasses.replace(
                 row, **{"file" if row.about == MAPPED else "anonymous": row.nbytes})
@@ -229,7 +230,7 @@ class Growth:
 
     @contextlib.contextmanager
     def without(self, term):
-        """What this MemoryTerm grows by inside the block, or shrinks by, is counted elsewhere: term() -> MemoryTerm."""
+        """Leave the growth of another term inside the block out, since it is counted there: term() -> MemoryTerm."""
         before = term()
         yield
         after = term()

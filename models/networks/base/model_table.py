@@ -19,7 +19,7 @@ def model_html(m):
 
 
 def n_params(m):
-    """Numbers in the weights."""
+    """How many parameters the weights have."""
     return sum(math.prod(info.ne) for info in m.file.tensors.values())
 
 

@@ -79,7 +79,8 @@ class Network:
     backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
     (`print(m.scheduler.explain())` tells which backend computes which node).
     """
-    REPACKS = False                 # does it multiply many columns at a time? Then all but super-blocks are repacked
+    # products have many columns at a time: all weights except super-block types are repacked
+    REPACKS = False
     CAUSAL = True                   # does attention look back only?
     last_speed = None               # {"prompt", "decode": tokens a second} of the last text that was generated
     flash = True                    # may one kernel compute attention?
@@ -128,15 +129,16 @@ class Network:
         self.load_seconds = time.perf_counter() - options.started
 
     def _loaded(self):
-        """What the process grew by while loading is code, but for the memory that loading fills."""
+        """Count the growth of the process while loading as code, apart from the memory that loading fills."""
         self._code.end()
-        adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]       # others were there before
+        # other adapters existed before this model
+        adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
         filled = [b for b in (*self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers())
                   if b._arena is not None]
         self._code.known(term_of("filled", [b._arena for b in filled]).anonymous, getattr(self.file, "data_offs", 0))
 
     def _repack(self, asked, move=True):
-        """move=False: only the places are given, for a process that compiles and computes nothing."""
+        """move=False: the repacked weights get places but no values, in a process that only plans."""
         here = [t for t in self._matrices() if not self.offload.has(t.name)]
         chosen = repacked(here, asked, self.REPACKS, self.backend.device)
         self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
@@ -230,7 +232,7 @@ class Network:
 
     @property
     def _end_of_ids(self):
-        """Ids below it mean something."""
+        """Valid token ids are below this number."""
         return self.n_vocab
 
     def _checked_ids(self, ids, n_max):
@@ -285,7 +287,7 @@ class Network:
         held = self._allocator.buffer_size()
         self._allocator.alloc_graph(graph)
         if self._allocator.buffer_size() != held:
-            self._steps.clear()                 # their results mapping in the arena that was replaced
+            self._steps.clear()                 # kept plans have addresses in the arena that was replaced
 
     @property
     def compute_nbytes(self):
@@ -335,11 +337,11 @@ class Network:
         return ()
 
     def _later_shapes(self):
-        """Shapes that follow whatever is planned first."""
+        """Shapes of graphs that will be planned after the first one."""
         return ()
 
     def _later_kernels(self):
-        """What these still need: for the count of what is to be compiled.  Nothing where several devices share them."""
+        """Kernels that graphs of these shapes will need, for the progress bar of compiling.  [] on several devices."""
         if self.scheduler is not None or self._hooks.wanted is not None:
             return []
         return [k for shape in self._later_shapes()
@@ -448,7 +450,8 @@ class Network:
     _named, _spec = inside.named_in, inside.spec_of
 
     def _compared_shapes(self):
-        """Shapes of the graphs of one token, of two, and of one that looks at two cache rows, so far as there are."""
+        """Shapes of three graphs, from which the axes of named tensors are told: of one token, of two tokens, and of
+        one token that looks at two cache rows."""
         raise NotSupported(f"{type(self).__name__} has no named tensors")
 
     @property

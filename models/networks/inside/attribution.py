@@ -64,7 +64,8 @@ class Attribution(PlotRepr):
 
 
 class EmbeddingLoss(TokenLoss):
-    """-log p(target) after the last token, as a function of `.embeddings`, a leaf (n_tokens, dim)."""
+    """-log p(target) after the last token, as a function of `.embeddings`, the leaf (n_tokens, dim) that stands for the
+    embedded tokens."""
 
     def _embedded(self, network, g):
         self.embeddings = gg.set_param(gg.from_numpy(self.ctx, np.zeros((self.n_tokens, network.n_embd), np.float32),

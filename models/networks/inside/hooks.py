@@ -36,7 +36,7 @@ HEADER_NBYTES = 256             # of the .npy files written here: room for any n
 
 
 def public_name(name):
-    """`ffn_out-3` -> `blk.3.ffn_out`; `embd` -> `embd`; None for what has no name of this form."""
+    """`ffn_out-3` -> `blk.3.ffn_out`; `embd` -> `embd`; None for names of another form."""
     m = _NAME.fullmatch(name)
     if m is None:
         return None
@@ -59,7 +59,7 @@ def named_nodes(results):
 
 
 class Wanted(NamedTuple):
-    """What steps are planned for.  flash: may one kernel compute attention?"""
+    """The named tensors that steps are planned to keep or replace.  flash: may one kernel compute attention?"""
     kept: frozenset = frozenset()
     replaced: frozenset = frozenset()
     flash: bool = True
@@ -70,20 +70,20 @@ class Hooks:
 
     def __init__(self):
         self.sessions, self.wanted = [], None
-        self.running = 0                        # ident of the thread in whose run functions replace values
+        self.running = 0                        # ident of the thread that is running functions which replace values
         self.n_batch = None                     # of the network, while sessions lower it
         self.specs = None                       # {name: TensorSpec}, once it is known
-        self.without_flash = frozenset()        # names that are there when no single kernel computes attention
+        self.without_flash = frozenset()        # names that exist only without the fused attention kernel
 
     def refuse_nesting(self):
-        """GgjitError inside a function that replaces values."""
+        """Errors: GgjitError where a function that replaces values calls the network."""
         if self.running == get_ident():
             raise GgjitError("a function given to patch must neither run nor free the model that calls it; use the "
                              "values it is given, and do the rest outside of the model's computation")
 
     @contextlib.contextmanager
     def none_wanted(self):
-        """Inside, nothing is kept or replaced."""
+        """Context in which no values are kept or replaced."""
         before, self.wanted = self.wanted, None
         try:
             yield
@@ -333,7 +333,7 @@ class TokenRows:
         self._n += len(a)
 
     def _grow(self, n, width):
-        """Room for n rows, in which keys have at least that width; in a file, where memory has none."""
+        """Make room for n rows of at least `width` keys; in a file where memory does not suffice."""
         have = 0 if self._a is None else len(self._a)
         if self._key is not None and width > self._row[self._key - 1]:
             self._row[self._key - 1] = width
@@ -354,7 +354,7 @@ class TokenRows:
         self._a = a
 
     def _to_file(self):
-        """Go on in a file, with what is here."""
+        """Write the values so far to a file and continue there."""
         rows = None if self._a is None else self._a[:self._n]
         if self._key is not None:
             self._row[self._key - 1] = max(self._widest, self._row[self._key - 1])
@@ -396,7 +396,8 @@ class TokenRows:
         return a[-1] if axis is None and len(a) else np.moveaxis(a, 0, axis or 0)
 
     def close(self):
-        """All values are there: a file with a name is whole; one without goes with this object and its arrays."""
+        """No more values come: a named file is completed; a temporary one is deleted with this object and its
+        arrays."""
         if self._path is not None and not self._file.closed:
             self._head()
             self._file.close()
@@ -454,7 +455,7 @@ class PatchSession:
         self.names, self.flash, self._given = frozenset(given), flash, given
 
     def replaced(self, name, x):
-        """What stands in place of the array x."""
+        """The array that replaces the array x."""
         for f in self._given[name]:
             y = x.copy()
             if callable(f):

@@ -41,7 +41,7 @@ from ggjit.models.networks.inside.hooks import (
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.tensors.summary import op_name
 
-KEPT_NBYTES = 256 << 20         # of kept values that one step may have: with more, it takes fewer tokens
+KEPT_NBYTES = 256 << 20         # of kept values of one step; larger steps are split into smaller batches
 _LLAMA_NAME = re.compile(r"([A-Za-z*?]\w*)-(\d+|\*)")
 
 
@@ -134,7 +134,7 @@ def named_in(self, shapes):
 
 
 def spec_of(self, name, tensors):
-    """tensors: of one token, of two, of one that looks at two cache rows."""
+    """The TensorSpec of a name.  tensors: of the graphs of `_compared_shapes`."""
     t, sizes = tensors[0], np.array([x.shape for x in tensors])
     steps = np.zeros((2, len(t.shape)), int)
     steps[:len(tensors) - 1] = sizes[1:] - sizes[0]
@@ -281,7 +281,7 @@ def _end(m, session):
 
 
 def _limit_batches(m):
-    """Steps take as many tokens as the network was loaded for, or as there is room for kept values."""
+    """Set the tokens of a step: as many as the network was loaded for, fewer where kept values need room."""
     if not hasattr(m, "n_batch"):
         return
     hooks = m._hooks

@@ -54,7 +54,7 @@ def label_axis(axis, tokens):
 
 @dataclasses.dataclass(repr=False)
 class AttentionMaps(PlotRepr):
-    """What each token looks at.
+    """Attention weights of every layer and head.
 
     weights   {layer: (n_head, n, n) float32}: of query i for key j; rows sum up to 1, or less where layers have sinks
     tokens    their text
@@ -106,7 +106,7 @@ class AttentionMaps(PlotRepr):
 
 @dataclasses.dataclass(repr=False)
 class HiddenStates(PlotRepr):
-    """What the layers give on, layer by layer.
+    """The results of the layers, one after the other.
 
     values    (n_layer + 1, n_tokens, dim) float32: [0] are the embeddings, [i + 1] is what layer i gives on
     tokens    their text
@@ -121,7 +121,7 @@ class HiddenStates(PlotRepr):
 
     @property
     def similarity(self):
-        """(n_layer, n_tokens): cosine between what a layer reads and what it gives on."""
+        """(n_layer, n_tokens): cosine between a layer's input and its result."""
         unit = self.values / np.maximum(self.norms, 1e-30)[..., None]
         return (unit[1:] * unit[:-1]).sum(2)
 
@@ -143,7 +143,7 @@ class HiddenStates(PlotRepr):
 
 @dataclasses.dataclass(repr=False)
 class LogitLens(PlotRepr):
-    """What the model would say if it ended after each layer.
+    """The likeliest next tokens if the model ended after each layer.
 
     ids, probabilities   (n_layer + 1, n_tokens, top): the likeliest next tokens, the first the most; [0] of the
                          embeddings, [-1] of the whole model

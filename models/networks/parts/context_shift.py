@@ -31,7 +31,7 @@ def shift(m, n_keep, n_discard):
         try:
             _rotate(m, {w: mapping.at(min(lowest[w], n), n) for w, mapping in text.mappings.items()}, n_discard)
         except BaseException:
-            text.broken = True          # some keys are rotated, others are not
+            text.broken = True          # until all keys are rotated the cache is inconsistent
             raise
         text.mappings = {w: _moved(mapping, n_keep, n_discard, n, since[w], whole=mapping.n >= m.n_ctx)
                          for w, mapping in text.mappings.items()}
@@ -49,7 +49,7 @@ def _can_turn(m):
 
 
 def _moved(mapping, n_keep, n_discard, n, since, whole):
-    """The rows as they belong to positions afterwards."""
+    """The rows of a mapping, in the order of the positions after the shift."""
     rows, first = mapping.rows, n_keep + n_discard
     if whole:
         rows = np.concatenate([rows[:n_keep], rows[first:n], rows[n_keep:first], rows[n:]])

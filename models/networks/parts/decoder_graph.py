@@ -93,7 +93,8 @@ def _load_output(m, want, d):
 
 
 def make_cache(m):
-    """What layers keep, where their weights are, zeroed: unwritten rows are masked, but must hold numbers."""
+    """The caches and states of all layers, on the devices of their weights.  They are zeroed: rows that were not
+    written are masked, but must not hold NaN."""
     m.kv_ctx = Context()
     m.cache, by_backend = [], {}
     for i, block in enumerate(m.description.blocks):
@@ -121,8 +122,8 @@ def cache_sizes(m):
 
 
 def can_page(m):
-    """Can all layers find keys by page tables, and is there room for a page in part empty of every text?  Then rows of
-    the caches are given in pages (kv_cells.py)."""
+    """Can all layers find keys by page tables, and is there room for a partly empty page of every text?  Then texts get
+    rows of the caches in pages (kv_cells.py)."""
     if not m.flash or m.description.chunked or 2 * m.n_seqs * PAGE > m.n_cells:
         return False
     if m.backend.device.name not in ("CPU", "NULL") or m.options.devices is not None or m.options.n_gpu_layers:
@@ -132,7 +133,8 @@ def can_page(m):
 
 
 def mask_values(m):
-    """{window: array}: what a mask holds by distance; that of position p begins at n_ctx - 1 - p."""
+    """{window: array}: the mask's value for each distance of key and query; the mask of position p is the part that
+    begins at n_ctx - 1 - p."""
     bias = m.description.alibi()
     with oom_guard(f"the masks of a context of {m.n_ctx} (less with a smaller n_ctx)"):
         n_more = m.n_cells - m.n_ctx + PAGE         # masks may be wider than the context
@@ -140,7 +142,8 @@ def mask_values(m):
 
 
 def seen(m, window, bias, n_more=0):
-    """What one mask holds: of the keys from window - 1 positions before the token to its own, 0 or ALiBi's bias."""
+    """The values of one mask by distance: 0 or ALiBi's bias for the keys a token sees, from window - 1 positions before
+    it to its own; -inf elsewhere."""
     values = np.full(2 * m.n_ctx + n_more, -np.inf, _mask_dtype(m))
     n = min(window, m.n_ctx)
     values[m.n_ctx - n:m.n_ctx] = np.arange(1 - n, 1) if bias else 0
@@ -148,7 +151,8 @@ def seen(m, window, bias, n_more=0):
 
 
 def _mask_dtype(m):
-    return np.float32 if m.description.alibi() else np.float16      # distances above 2048 have no F16
+    # F16 holds no whole numbers above 2048, which ALiBi needs
+    return np.float32 if m.description.alibi() else np.float16
 
 
 # ---------------------------------------------------------------- parts of a graph

@@ -26,7 +26,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ggjit.models.blocks.description import mask_name, pages_name, rows_name
 
-KV_STEP = 256                   # cache rows looked at are a multiple of this
+KV_STEP = 256                   # attention reads a multiple of so many cache rows
 ALL = 1 << 31                   # tokens: more than a text can have
 PAGE = 64                       # rows of a page
 
@@ -43,7 +43,7 @@ class SlotMapping:
         self.tops = None if straight else np.maximum.accumulate(rows) + 1
 
     def top(self, end):
-        """How many rows from 0 on hold the first `end` tokens, or what is left of them."""
+        """How many rows from row 0 on contain all rows of the first `end` tokens."""
         end = min(end, self.n)
         return self.first + end if self.first >= 0 else int(self.tops[end - 1])
 
@@ -67,7 +67,7 @@ class Text:
     def __init__(self, mappings):
         self.mappings, self.ids, self.state_row, self.written, self.exact, self.hooked = mappings, [], 0, 0, ALL, ALL
         self.copies = {}
-        self.broken = False             # rows that it needs were overwritten by a call that was interrupted
+        self.broken = False             # an interrupted call has overwritten rows that the text needs
 
     def add(self, ids, state_row):
         """Note that these tokens were read; the states lie in `state_row`."""
@@ -80,7 +80,7 @@ class Text:
                    for window, mapping in self.mappings.items() if window)
 
     def forget(self):
-        """Begin anew, in the same rows."""
+        """Forget all tokens; the text keeps its rows."""
         self.ids, self.state_row, self.written, self.broken, self.exact, self.hooked = [], 0, 0, False, ALL, ALL
         for mapping in self.mappings.values():
             mapping.since = 0
@@ -116,11 +116,11 @@ class KVCells:
     def clear(self):
         """Forget all texts and the rows that they hold."""
         self.texts, self.kept = [], []          # kept: texts that ended and give their rows back when others need them
-        self._n_texts = {w: np.zeros(n, np.int32) for w, n in self.n_rows.items()}      # that have each row
+        self._n_texts = {w: np.zeros(n, np.int32) for w, n in self.n_rows.items()}      # [how many texts use each row]
 
     @property
     def can_share(self):
-        """Do rows keep what was written to them, and is there nothing else to know of a text's beginning?"""
+        """May texts share rows?  Not with windows, whose rows are overwritten, nor with states of recurrent layers."""
         return not self.has_states and min(self._each.values(), default=0) >= self.n_ctx
 
     def open(self, n_tokens, like=None, n_shared=0):
@@ -167,7 +167,8 @@ class KVCells:
         return text
 
     def keep(self, text):
-        """The text has ended: it is none of n_seqs any more, and has the rows of what was read alone."""
+        """The text has ended: it no longer counts towards n_seqs, and keeps only the rows of the tokens that were
+        read."""
         n = whole_pages(text.written) if self.paged else text.written
         for w, mapping in text.mappings.items():
             self._n_texts[w][mapping.rows[n:]] -= 1
@@ -229,7 +230,7 @@ class KVCells:
         for window, rows, mask, values in self._windows:
             mapping, mask = text.mappings[window], inputs[mask]
             seen = max(past - window + 1, 0) if window else 0
-            if mapping.first == 0 and end <= mapping.n:         # row numbers equal positions
+            if mapping.first == 0 and end <= mapping.n:         # the row number of a token is its position
                 if n == 1:
                     inputs[rows][at] = past
                     mask[at] = values[lowest:lowest + mask.shape[1]]
@@ -259,7 +260,7 @@ class KVCells:
                 rows[i, columns[i + 1:]] = 0
 
     def mask(self, window, n):
-        """(n, n): what the first n tokens of a text see of each other."""
+        """(n, n): the mask of the first n tokens of a text among themselves."""
         values = self.values[window]
         mask = np.array([values[self.n_ctx - 1 - i:][:n] for i in range(n)], np.float32)
         for i, stop, start in chunks(0, n, window) if self.chunked and window else ():

@@ -23,7 +23,7 @@ class PictureTokens:
     """`ids_of(vectors)`, and `fill(ids, vectors, is_text)` for a batch of them."""
 
     def __init__(self, n_vocab):
-        self.n_vocab = self.end = n_vocab           # ids below `end` were given
+        self.n_vocab = self.end = n_vocab           # ids from n_vocab to end - 1 stand for vectors of pictures
         self._kept = collections.OrderedDict()      # {digest: (first id, vectors)}, the one used last behind
         self._lock = threading.Lock()
         self._firsts = []                           # (first id, digest), ascending
@@ -54,7 +54,7 @@ class PictureTokens:
         self._firsts = [pair for pair in self._firsts if pair[1] in self._kept]
 
     def runs(self, ids):
-        """[(start, end), ...]: which of the ids follow each other in one picture."""
+        """[(start, end), ...]: runs of consecutive ids of one picture."""
         out = []
         for i in np.flatnonzero(ids >= self.n_vocab).tolist():
             if out and out[-1][1] == i and self._first(ids[i])[0] == self._first(ids[i - 1])[0]:

@@ -26,7 +26,8 @@ class Pooling:
     """`.kind`: of KINDS; `.n_scores`: of a classifier; `row` and `scores` build their parts of a graph."""
 
     def __init__(self, hparams, loader, default, causal, asked=None):
-        """default: of a file that says nothing; asked: load_model's option.  Errors: ModelError, ParamError."""
+        """default: the kind of a file that names none; asked: load_model's option `pooling`.  Errors: ModelError,
+        ParamError."""
         self._file = hparams.file
         self.kind, self.n_scores = _kind(hparams, default), 0
         if asked is not None:

@@ -25,7 +25,7 @@ from ggjit.ops.core.whole_numbers import is_whole
 MAGIC = b"ggjit state 1\n"
 LENGTH = struct.Struct("<I")
 MAX_HEADER_NBYTES = 1 << 12
-SAMPLE_NBYTES = 64                      # of every tensor, out of its middle, for the hash
+SAMPLE_NBYTES = 64                      # bytes from the middle of every tensor that go into the fingerprint's hash
 
 
 def save(m, path):
@@ -90,7 +90,7 @@ def copy_rows(m, copies):
 
 
 def fingerprint(m):
-    """What two networks have in common that compute the same from the same state."""
+    """A hash that is equal for two networks that compute the same from the same state."""
     about = [(f.name, getattr(m.description, f.name)) for f in dataclasses.fields(m.description)]        # repr is short
     h = hashlib.blake2b(repr((m.file.arch, about, m.n_embd, m.n_vocab)).encode(), digest_size=16)
     data = m.file.map()
@@ -102,7 +102,7 @@ def fingerprint(m):
         for name, pair in sorted(adapter.pairs.items()):
             h.update(repr((name, adapter.scale, adapter.alpha)).encode())
             for leaf in pair:
-                h.update(leaf.bytes())          # which may be written to; weights of the file may not
+                h.update(leaf.bytes())          # leaves in own memory may be written to, so all bytes count
     return h.hexdigest()
 
 
@@ -134,7 +134,7 @@ def _runs(rows):
 
 # ---------------------------------------------------------------- checks
 def _read(state):
-    """(bytes, what to call them)"""
+    """(bytes of the state, its name in error messages)"""
     if isinstance(state, str | os.PathLike):
         with open(state, "rb") as f:
             return f.read(), os.fspath(state)
@@ -144,7 +144,7 @@ def _read(state):
 
 
 def _checked(m, state, source):
-    """(header, what follows it).  Errors: those of load_state."""
+    """(header, bytes behind it).  Errors: those of load_state."""
     def broken(what):
         return BadFile(f"{source}: {what}; save it again")
     start = len(MAGIC) + LENGTH.size

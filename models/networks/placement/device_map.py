@@ -31,8 +31,8 @@ PROBE_NE = 2048, 4096           # size of the matrix whose product is timed
 PROBE_SHARE = 8                 # the matrix takes at most this part of the free memory
 N_PROBES = 3
 OUTPUT = "output"
-ROOM = 0.85                     # of free memory for weights and caches; the rest is for computing
-GRAPH_NBYTES = 1 << 17          # that the graphs of a part take in a worker's memory
+ROOM = 0.85                     # share of free memory for weights and caches; the rest is for computing
+GRAPH_NBYTES = 1 << 17          # bytes that the graphs of a part take in a worker's memory
 
 
 @typed_call
@@ -56,7 +56,7 @@ def token_seconds(weights_nbytes, nbytes_per_second, trip_seconds, crossing_nbyt
 
 @dataclasses.dataclass
 class DeviceShare:
-    """What one device gets."""
+    """The layers that one device gets, and their cost."""
     backend: Backend
     free_nbytes: int
     nbytes_per_second: float = 0.0
@@ -67,7 +67,7 @@ class DeviceShare:
 
     @property
     def seconds(self):
-        """What a token is expected to take here."""
+        """Expected seconds of a token on this device."""
         return token_seconds(self.nbytes, self.nbytes_per_second, self.trip_seconds) if self.parts else 0.0
 
     def __str__(self):
@@ -110,7 +110,7 @@ class DeviceMap:
 
     # ------------------------------------------------------------ choosing
     def _settle(self):
-        """Measure and divide, once: when the network knows what its layers keep."""
+        """Measure the devices and divide the layers among them, once, when the sizes of the caches are known."""
         if self._placement is not None:
             return
         sizes = self._sizes()
@@ -150,7 +150,7 @@ class DeviceMap:
     # ------------------------------------------------------------ showing
     @property
     def expected_seconds(self):
-        """What a token is expected to take on all devices together."""
+        """Expected seconds of a token on all devices together."""
         self._settle()
         return sum(s.seconds for s in self._shares)
 
@@ -233,7 +233,8 @@ def _backends(devices):
 
 
 def measured(backend, free_nbytes):
-    """(bytes of weights a second, seconds of a round trip) of a backend: a matrix times a vector, and as little."""
+    """(bytes of weights a second, seconds of a round trip) of a backend, measured by products of a matrix and a
+    vector."""
     n = min(PROBE_NE[1], int(free_nbytes / PROBE_SHARE / 4 / PROBE_NE[0]))
     big, small = (_probe(backend, ne) for ne in ((PROBE_NE[0], max(n, 1)), (32, 1)))
     trip = small[1]

@@ -73,7 +73,7 @@ class Offload:
 
 
 def choose_backends(backend, n_threads, n_gpu_layers):
-    """(backend of all that is in no GPU layer, backend of the GPU layers or None).
+    """(backend of everything outside the GPU layers, backend of the GPU layers or None).
 
     backend: a device name or a Backend; n_gpu_layers None: all of the network lies there.  Otherwise it is the GPU to
     use, or the CPU backend, with the first GPU there is.  Errors: ParamError; for a GPU that is missing, what it needs.
@@ -144,6 +144,6 @@ def scheduler_of(backend, gpus):
         return None
     if not gpus:
         return Scheduler([backend, CPU.init_backend()])
-    # what the CPU computes lies where the GPU fetches it fast
+    # results of the CPU lie in memory that the GPU reads fast
     host = gpus[0].device.host_buffer_type() if len(gpus) == 1 else None
     return Scheduler([*gpus, backend], bufts=[*(gpu.default_buffer_type for gpu in gpus), host])

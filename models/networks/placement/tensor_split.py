@@ -70,7 +70,7 @@ def _heads(file, n):
 
 
 def _ffn_unit(file, name):
-    """Rows of ffn_up that go together: a block of ffn_down of the layer; None where it has no such matrix."""
+    """Rows of ffn_up that one device must hold together, since they make a block of ffn_down; None without ffn_down."""
     down = file.tensors.get(re.sub(r"ffn_\w+", "ffn_down", name))
     pair = file.tensors.get(re.sub(r"ffn_\w+", "ffn_up", name))
     return None if down is None or pair is None or down.ne[0] != pair.ne[1] else down.type.block

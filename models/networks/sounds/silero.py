@@ -41,7 +41,7 @@ USAGE_WEIGHTS = 1
 PIECE = 1 << 12                         # windows of a long recording at a time
 SAMPLE_RATE = 16000
 VERSIONS = (5, 6)
-N_CONTEXT = 64                      # not computed with, see above; another number means another network
+N_CONTEXT = 64                      # samples before a window; other numbers belong to other networks (see above)
 STRIDES = (1, 2, 2, 1)              # of the encoder's layers; the file does not say
 CONV_TYPES = {"F16": gg.F16, "F32": gg.F32}
 

@@ -32,7 +32,7 @@ ENCODE, ALIGN = "encode", "align"       # kinds of graphs
 GELUS = {"exact": gg.gelu_erf, "ggml": gg.gelu}
 KV_TYPES = {"F16": F16, "F32": F32}
 N_KEYS = 64                     # the decoder looks at multiples of so many cache rows: few graphs serve all positions
-N_TOKENS = 16                   # of several tokens, it reads multiples of so many
+N_TOKENS = 16                   # several tokens are read in multiples of so many
 EPS = 1e-5
 MAX_ROWS = 1 << 16              # of tokens, positions and windows: what a file may ask for
 
@@ -120,7 +120,7 @@ class SpeechNetwork(Network):
 
     @property
     def lock(self):
-        """Held while a window is heard and written: the caches hold one at a time."""
+        """Held while a window is encoded and decoded, since the caches hold one window at a time."""
         return self._lock
 
     @property
@@ -166,7 +166,7 @@ class SpeechNetwork(Network):
         return (self._build_encoder if kind == ENCODE else self._build_alignment)(ctx, *sizes)
 
     def _named(self, shapes):
-        """[{name: tensor}, ...]: the graphs of a pair are taken together."""
+        """[{name: tensor}, ...], one dict for each pair of encoder's and decoder's graph."""
         return [{name: t for named in super(SpeechNetwork, self)._named(pair) for name, t in named.items()}
                 for pair in shapes]
 
@@ -196,7 +196,7 @@ class SpeechNetwork(Network):
         return gg.get_rows(self._embedding, leaf["tokens"])
 
     def _activation(self, x, w):
-        """GELU, or of a gate and up in one the gate's SiLU times up."""
+        """GELU of x; or, where one matrix gives gate and up, silu(gate) * up."""
         return GELUS[self._gelu](x) if w["down"][0].ne[0] == x.ne[0] else gg.swiglu(x)
 
     def _attend(self, q, k, v, mask, name, flash):
@@ -312,7 +312,8 @@ class SpeechNetwork(Network):
 
     # ------------------------------------------------------------ running
     def _heard(self, shape, n_audio, window, **inputs):
-        """The encoder's results (n_audio, dim) of a graph, which the decoder reads as that window."""
+        """Run the encoder's graph: its results (n_audio, dim), whose keys and values the decoder finds as that
+        window."""
         with self._lock:
             if window >= self.n_windows:
                 self._allocate_cache(window + 1, max(self.n_seqs, window + 1))
@@ -343,7 +344,7 @@ class SpeechNetwork(Network):
                 raise ParamError(f"{n_seqs} texts of {n_windows} windows, there is room for {self.n_seqs} of "
                                  f"{self.n_windows}; call reserve(n_windows, n_seqs) first")
             out = [n - 1] if out is None else out
-            if n > 1:                   # more tokens than these change nothing: the next ones overwrite their rows
+            if n > 1:                   # surplus tokens do no harm: the next step overwrites their rows
                 n = min(-(-n // N_TOKENS) * N_TOKENS, self.n_text - n_past)
                 tokens = np.pad(tokens, ((0, 0), (0, n - tokens.shape[1])))
             n_kv = min(-(-(n_past + n) // N_KEYS) * N_KEYS, self.n_text)
@@ -369,7 +370,7 @@ class SpeechNetwork(Network):
         return tokens.astype(np.int32)
 
     def take_over(self, sources, n_past):
-        """Text i goes on as text sources[i] went: the first n_past rows of its caches are copied."""
+        """Text i continues text sources[i], whose first n_past cache rows are copied to it."""
         sources = np.asarray(sources)
         moved = np.flatnonzero(sources != np.arange(len(sources)))
         if not len(moved):

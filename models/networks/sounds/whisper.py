@@ -86,7 +86,7 @@ class Whisper(SpeechNetwork):
         patches = F32 if self._gelu == "exact" else F16
         x = gg.conv_1d(w1, leaf["mel"], 1, 1, 1, patches)
         x = gg.set_name(gelu(gg.add(gg.reshape_2d(x, 2 * n_audio, d), b1)), "conv1")
-        # the second one by rows of frames: what follows needs no transposing
+        # the second convolution gives frames as rows, as the blocks need them
         cols = gg.im2col(w2, x, 2, 0, 1, 0, 1, 0, False, patches)
         x = self._product((gg.reshape_2d(w2, 3 * d, d), gg.reshape_1d(b2, d)), gg.reshape_2d(cols, 3 * d, n_audio))
         x = gg.set_name(gelu(x), "conv2")

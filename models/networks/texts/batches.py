@@ -29,7 +29,7 @@ def n_tables(self, runs):
 
 
 def fill(self, inputs, runs, state_rows, n_tables=0):
-    """Write what a batch is to the inputs of its graph."""
+    """Write tokens, positions, cache rows and masks of a batch to the inputs of its graph."""
     at, tokens, positions = 0, inputs["tokens"], inputs.get("positions")
     for i, (text, ids) in enumerate(runs):
         n, past = len(ids), len(text.ids)
@@ -60,7 +60,7 @@ def fill(self, inputs, runs, state_rows, n_tables=0):
 
 
 def batches(self, ids):
-    """[ids of each batch]; a picture whose vectors see each other is not cut."""
+    """[ids of each batch]; a picture whose vectors attend to each other stays in one batch."""
     ends = list(range(self.n_batch, len(ids), self.n_batch))
     if ends and self.vision is not None and self.vision.sees_all:
         ends, whole = [], self.pictures.runs(ids)

@@ -49,7 +49,7 @@ def _kv_types(asked):
 @typed_methods
 class Decoder(Network):
     """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`, `m.chat(messages)`."""
-    cache_owner = None                  # mark of the Generation whose text is in the cache
+    cache_owner = None                  # identity of the Generation whose text is in the cache
     N_SEQS = 8                          # texts at once, where n_seqs does not say
     SEES = True                         # may it have a vision part?
     vision = pictures = None            # the Vision beside it, and the PictureTokens of what it saw
@@ -186,7 +186,7 @@ class Decoder(Network):
     def _made(self, shape):
         if len(shape) < 6 or shape[0] == context_shift.NAME or shape[5] in (0, 1):
             return super()._made(shape)
-        with columns_apart():           # every text has the bits that it has alone
+        with columns_apart():           # each text gets the bits that it gets alone
             return super()._made(shape)
 
     def largest_graph(self, all_logits=False):
@@ -219,7 +219,7 @@ class Decoder(Network):
     _batches, _padded = batches.batches, batches.padded
 
     def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False, out=None):
-        """Logits or hidden states of a batch; written to `out` where there is one: it is not copied then."""
+        """Logits or hidden states of a batch, as a new array or in `out`."""
         step = self._filled(runs, state_rows, all_rows, hidden)
         n = self.pooling.n_scores if hidden == RANK else self.n_embd if hidden else self.n_vocab
         rows = step.run().reshape(-1, n)
@@ -243,7 +243,7 @@ class Decoder(Network):
         self._read_with = self._weight_versions()
 
     def _weight_versions(self):
-        """Grows when a weight is written to: what was read before is not what the network computes now."""
+        """A number that grows when a weight is written to; caches filled before are then out of date."""
         return int(TABLE.words[self._weight_ids, T_VERSION].sum())
 
     @property
@@ -446,9 +446,9 @@ class Decoder(Network):
         return 1 if self.recurrent or self._hooks.wanted is not None else max(len(self.offload.gpus), 1)
 
     def submit(self, runs):
-        """As `feed`, but the batch is on its way when this returns: a function that waits for its logits.
+        """As `feed`, but returns while the batch is still running: a function that waits for its logits.
 
-        After an error, of this or of the function, what was read of these texts is not known.
+        After an error here or in the function, it is unknown which tokens of these texts were read.
         """
         state_rows = self.cells.free_state_rows(len(runs))
         step = self._filled(*self._padded(runs, state_rows))

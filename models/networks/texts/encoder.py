@@ -18,14 +18,14 @@ from ggjit.models.families.registry import ENCODERS
 from ggjit.models.networks.base.network import Network
 from ggjit.models.networks.parts.pooling import RANK, Pooling
 
-VECTOR, HIDDEN, PAIR = "vector", "hidden", "pair"       # what a graph is to give
+VECTOR, HIDDEN, PAIR = "vector", "hidden", "pair"       # results of a graph
 FARTHEST = 128                  # from this distance on all tokens share T5's last bucket
 
 
 @typed_methods
 class Encoder(Network):
     """`m.embed(["a text", ...])` -> (n, dim) float32, `m.hidden(ids)`; of rerankers `m.rerank(query, texts)`."""
-    REPACKS = True                  # many columns at a time: every layout is faster then
+    REPACKS = True                  # products have many columns at a time, for which every repacked layout is faster
     CAUSAL = False
 
     def _load(self):
@@ -48,7 +48,7 @@ class Encoder(Network):
         self.pooling = Pooling(hparams, loader, "mean", False, self.options.pooling)
         self.projections = [loader.want(name + ".weight", *ne) for name, *ne in about.projections]
         self._products = [*loader.matrices, *self.projections]
-        loader.ignore("output.weight")              # left from the decoder that the encoder was made from
+        loader.ignore("output.weight")              # some encoders were made from decoders and kept their output matrix
 
     def _matrices(self):
         return self._products

@@ -149,7 +149,8 @@ class T5(Decoder):
 
 
 class T5Generation(Generation):
-    """A Generation that begins with the decoder's start token, about a text that is encoded where it was not last."""
+    """A Generation about a text, which begins with the decoder's start token; it encodes its text again if another was
+    encoded meanwhile."""
 
     def __init__(self, model, prompt, n_predict, stop, ignore_eos, **options):
         ids = model.tokenize(prompt) if isinstance(prompt, str) else prompt

@@ -28,7 +28,7 @@ from ggjit.models.networks.base.network import Network
 from ggjit.models.networks.texts import vision_input
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported
 
-# {projector: (what it gets of a picture, text before and after its vectors)}
+# {projector: (its function of vision_input.py, text before and after a picture's vectors)}
 PROJECTORS = {"mlp": (vision_input.fixed, "", ""),
               "gemma3": (vision_input.fixed, "<start_of_image>", "<end_of_image>"),
               "idefics3": (vision_input.tiles, "<fake_token_around_image>", "<fake_token_around_image>"),
@@ -113,7 +113,7 @@ class Vision(Network):
         return x
 
     def _n_used(self, hparams):
-        """Layers that are computed: LLaVA takes what the last but one gives."""
+        """How many layers are computed: LLaVA uses the result of the last but one."""
         layers = hparams.get("feature_layer", None, np.ndarray)
         if layers is not None and len(layers) > 1:
             raise NotSupported(f"{self.file.path}: several feature layers, {layers.tolist()}, are not supported")
@@ -156,7 +156,7 @@ class Vision(Network):
         self._pre_norm = norm("v.pre_ln") if "v.pre_ln.weight" in tensors else None
         self._post_norm = norm("v.post_ln") if "v.post_ln.weight" in tensors else None
         self._blocks = [block(i) for i in range(self.n_layer)]
-        for name in tensors:                    # layers behind the one that is taken
+        for name in tensors:                    # layers behind the last one that is computed
             if name.startswith("v.blk.") and int(name.split(".")[2]) >= self.n_layer:
                 self.weights.used.add(name)
         getattr(self, f"_load_{self.projector}")(linear_of)
