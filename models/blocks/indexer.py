@@ -25,7 +25,7 @@ class Indexer:
     q_rank: int
     rope: Rope                          # RoPE of the first numbers of a head
     eps: float                          # epsilon of the norm of k
-    shared: bool = False                # this layer looks at what the layer before looked at
+    shared: bool = False                # this layer uses the mask of the layer before
 
     def cache(self, sizes):
         return [] if self.shared else [("index cache", sizes.kv_type, (self.d_head, sizes.rows[0]))]
@@ -65,7 +65,7 @@ class Indexer:
         return gg.add(gg.reshape_2d(gg.set_rows(hidden, zeros, ids), n_kv, t), mask)
 
     def rotated(self, k, positions, parameters):
-        """Rows of the cache, rotated further."""
+        """Rows of the cache, rotated by further positions (context shift)."""
         k = gg.reshape_3d(k, self.d_head, 1, k.ne[1])
         parameters = (parameters[0], self.rope.mode, *parameters[2:])
         return gg.reshape_2d(gg.rope_ext(k, positions, None, *parameters), self.d_head, k.ne[2])

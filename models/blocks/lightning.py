@@ -43,7 +43,8 @@ class Lightning:
         return linear(w["out"], o)
 
     def _decays(self, n):
-        """[n_head]: exp(-part a^(h + 1)) of head h, a = 2^(-8 / n_head), ALiBi's slopes.  n: none of it is read."""
+        """[n_head]: exp(-part a^(h + 1)) of head h, a = 2^(-8 / n_head), ALiBi's slopes.  n: only gives the graph a
+        tensor to start from; its values are not used."""
         first = -(2.0 ** -(math.log2(self.n_head) - 3)) * math.log(2.0)
         slopes = gg.exp(gg.cumsum(gg.fill(gg.view_1d(n, self.n_head, 0), first)))
         return gg.exp(gg.scale(slopes, -self.part))
@@ -51,7 +52,7 @@ class Lightning:
 
 @dataclasses.dataclass(frozen=True)
 class NormResidualBlock:
-    """One layer, whose residuals are what its norms give, times a scale."""
+    """One layer whose residual connections begin behind its norms and have a scale factor."""
     mixer: Any
     feed_forward: Any
     scale: float
