@@ -74,7 +74,8 @@ def write_problem(file, ids, lower, upper, size, offsets=None):
 
 
 def defused(cell):
-    """A cell for a table program, which would compute what begins with = + - @; numbers stay numbers."""
+    """A cell that no spreadsheet takes for a formula: text that begins with = + - @ gets an apostrophe; numbers
+    stay."""
     if not isinstance(cell, str) or cell[:1] not in ("=", "+", "-", "@"):
         return cell
     try:
@@ -106,7 +107,8 @@ def run_plan_csv(in_path, out_path=None, capacity=None, **search):
         raise BadFile(f"{in_path}: not text: {e.reason} at byte {e.start}") from None
     except BadFile as e:
         raise (e if str(e).startswith(str(in_path)) else BadFile(f"{in_path}: {e}")) from None
-    hopeless = capacity is not None and capacity < max(size, default=0)      # the best layout is written all the same
+    # no layout can fit; the best one is written all the same
+    hopeless = capacity is not None and capacity < max(size, default=0)
     lay = plan_offsets(lower, upper, size, capacity=None if hopeless else capacity, **search)
     if out_path is not None:
         with whole_file(out_path, text=True) as f:

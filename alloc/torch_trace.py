@@ -91,7 +91,7 @@ def _buffers(events, segments, device):
                 k = live.pop(at)
                 del addresses[bisect.bisect_left(addresses, at)]
                 found.upper[k] = max(i, found.lower[k] + 1)
-            elif size:                          # it was there before the trace began
+            elif size:                          # memory from before the trace began
                 _add(found, 0, max(i, 1), size)
     mine = [s for s in segments if isinstance(s, dict) and s.get("device", device) == device]
     if changes or mine:

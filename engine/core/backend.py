@@ -94,7 +94,7 @@ class Device(Handle, HtmlRepr):
         return buft.device is self
 
     def offload_op(self, t):
-        """Worth copying weights here for (large batches)?"""
+        """Is it worth copying weights here to compute this node (large batches)?"""
         return False
 
     def event_new(self):
@@ -121,7 +121,7 @@ class Backend(Handle, HtmlRepr):
     """
 
     writes_in_order = False         # are writes into its buffers done after what was submitted before, without waiting?
-    reads_placements = False        # do its slots for graphs look for places in the graph's placement themselves?
+    reads_placements = False        # do its methods that take a graph read the graph's placement themselves?
     plan_settings = ()              # what its plans depend on besides graph and placement (engine/graphs/plan_cache.py)
 
     def __init_subclass__(cls, **kwargs):

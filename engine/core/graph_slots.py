@@ -50,7 +50,7 @@ def place_graphs(cls, slots=None):
 
 
 def _is_users(graph):
-    """Is it a Graph whose nodes are the user's tensors?  What is no graph at all is the slot's to refuse."""
+    """Is it a Graph whose nodes are the user's tensors?  Other objects are refused by the method itself."""
     return getattr(graph, "placed", None) is False
 
 

@@ -68,7 +68,7 @@ def _steps(work):
     try:
         yield
         kept.start()
-    except KeyboardInterrupt:           # interrupted before the block began
+    except KeyboardInterrupt:           # a Ctrl-C came before the block began
         kept.interrupts.append(signal.SIGINT)
         kept.start()
     try:
@@ -87,6 +87,7 @@ def _steps(work):
 def _send_again():
     time.sleep(1e-3)                    # long enough for a finalizer to return
     if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)       # ends a call that waits, too
+        # a signal also ends a system call that waits
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
     else:
         _thread.interrupt_main(signal.SIGINT)

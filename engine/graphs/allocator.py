@@ -158,7 +158,7 @@ class GraphAllocator:
         placed = [t for t in graph.leafs if t.id in leafs and t.view_src is None] if leafs else []
         self._place_leaves(placed, where, lambda: self._tell_buffers(graph, where))
         ids = np.concatenate([graph.leaf_ids, graph.node_ids])
-        # of leaves the table knows: what is taken back there must not be found here
+        # leaves are left out: their places are in the table, where they may be taken back
         self._where, self._lives = nodes, (ids, TABLE.words[ids, T_GEN])
         graph.placement = Placement(self._where, {
             i: (self._memory.chunks[0][c], work_begin(o), n)
@@ -171,8 +171,8 @@ class GraphAllocator:
                                                          strict=True) if b >= 0}
 
     def _place_leaves(self, leafs, where, then):
-        """The leaves go where `where` says, those of the graph before lose their places; after an error of `then` all
-        lie where they lay."""
+        """Place the leaves by `where`, take back the places of the previous graph's leaves, and call `then`; after an
+        error of `then` all places are as before."""
         before = [(t, TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist(), t._holds["memory"]) for t in self._own_leaves()]
         owned = list(self._owned)
         self._forget_leaves()
@@ -190,7 +190,7 @@ class GraphAllocator:
             raise
 
     def _tell_buffers(self, graph, where):
-        """Which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
+        """Tell the buffers which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
         views = np.flatnonzero(VIEW_OP[TABLE.words[graph.node_ids, T_OP]])
         if views.size:
             self._refuse_bare_views(graph, views, where)
@@ -236,7 +236,7 @@ class GraphAllocator:
         """(buffer, byte offset) of a tensor of the last allocated graph."""
         expect(t, Tensor, "placement")
         ids, lives = self._lives
-        mine = lives[ids == t.id] == t.generation           # else a later tensor in the same row of the table
+        mine = lives[ids == t.id] == t.generation           # else the row of the table belongs to a later tensor
         where = self._where.get(t.id) if mine.any() else None
         where = where or t._where()
         if where is None:

@@ -131,7 +131,7 @@ def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
 
 
 def _stops(answer):
-    """A callback that returns nothing lets it go on."""
+    """Does the callback's answer end the comparison?  None does not."""
     return answer is not None and not as_bool(answer, "the callback of compare_graph_backend")
 
 
