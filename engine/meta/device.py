@@ -103,7 +103,7 @@ class MetaBufferType(BufferType):
         return False
 
     def alloc_buffer(self, size):
-        """Numbers alone: the parts of leaves are allocated when these are placed, those of results by a run."""
+        """A buffer without memory: parts of leaves are allocated when leaves are placed, parts of results by a run."""
         return MetaBuffer(self, size)
 
 
@@ -146,14 +146,14 @@ class MetaBuffer(Buffer):
     def init_tensor(self, t):
         if t.view_src is None and t.op == OP.NONE:
             device = self.buft.device
-            # what a scheduler copies is whole on every device; a leaf is cut as the user says
+            # a scheduler's copies are whole on every device; leaves are cut as the user says
             state = MIRRORED if isinstance(t, PlacedTensor) else given(t, device.split(t), len(device.devices))
             held = self._parts.get((t.id, t.generation))
-            if held is None or held.state != state:     # a scheduler says it whenever it looks up places
+            if held is None or held.state != state:     # a scheduler calls this whenever it looks up places
                 self._parts[t.id, t.generation] = _allocated(t, state, self.buft.bufts)
 
     def init_view(self, t):
-        """It has the memory of its base."""
+        """Nothing to do: a view has the memory of its base."""
 
     def parts(self, t):
         """Parts of a tensor that is no view.  Errors: NotAllocated."""
@@ -164,7 +164,7 @@ class MetaBuffer(Buffer):
         return found
 
     def computed(self, parts):
-        """Where the results of a run are: {(id, generation): Parts}."""
+        """Note the results of a run: {(id, generation): Parts}."""
         self._parts.update(parts)
 
     def get_tensor(self, t, offset=0, nbytes=None):
@@ -353,7 +353,7 @@ class MetaRun:
         found = self._gathered.get(s.id)
         if found is not None:
             return found.tensors
-        if s.op in VIEW_OPS and s.view_src is not None:                 # the same view of what is gathered
+        if s.op in VIEW_OPS and s.view_src is not None:                 # the same view of the gathered tensor
             root = Parts(MIRRORED, self._whole(s.view_src, reader))
             found = self._gathered[s.id] = self._part_nodes(s, MIRRORED, [self._whole(s.src[0], reader)], root)
             self._computed.append(s)
