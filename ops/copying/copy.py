@@ -179,7 +179,7 @@ def cases_of(op):
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    """dy, in a's shape; what a destination held is gone."""
+    """dy in a's shape; the former content of a destination gets no gradient."""
     return lambda: g.reshape(dy, t.src[0]), None
 
 

@@ -139,7 +139,7 @@ def permute(a: Tensor, axis0: int, axis1: int, axis2: int, axis3: int):
     ne, nb = [0] * 4, [0] * 4
     for i, to in enumerate(axes):
         ne[to], nb[to] = a.ne[i], a.nb[i]
-    ndim = max(axes[:a.ndim], default=-1) + 1           # up to where the last of a's axes went, whatever its length
+    ndim = max(axes[:a.ndim], default=-1) + 1           # axes of the result: up to the place of the last of a's axes
     return a.ctx.node(OP.PERMUTE, a.type, ne, (a,), axes, view_of=a, nb=nb, ndim=ndim)
 
 

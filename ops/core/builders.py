@@ -18,7 +18,8 @@ from ggjit.ops.core.errors import GgjitError
 
 
 def all_or_nothing(build):
-    """A builder of several nodes: where a later one is refused, the earlier ones are gone when the error comes out.
+    """Decorator of a builder of several nodes: if a later node is refused, the earlier ones are freed before the error
+    comes out.
 
     Nodes live as long as they are referred to; here that is the frames of the error's traceback.
     """
@@ -33,7 +34,8 @@ def all_or_nothing(build):
 
 
 def looks_further(build):
-    """A builder whose node depends on more of its tensors than their layouts: on flags, or on what they were made from.
+    """Decorator of a builder whose node depends not only on the layouts of its tensors but also on their flags or
+    sources.
 
     Calls of others with equal layouts are not checked again (engine/tensors/repeats.py).
     """
@@ -42,7 +44,7 @@ def looks_further(build):
 
 
 def writes_in_c(build):
-    """A builder whose function in C writes into the node that it is given: here it makes a new one.  A call whose
+    """Decorator of a builder that makes a new node, where ggml's C function changes the node it is given.  A call whose
     result is dropped does nothing, and warns."""
     @functools.wraps(build)
     def call(*args, **kwargs):
@@ -56,13 +58,14 @@ def writes_in_c(build):
 
 
 def _is_dropped(frame):
-    """Is the result of the call that the frame is at thrown away by its next instruction?"""
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("ggjit."):   # what wraps builders
+    """Does the frame's next instruction throw away the result of the call that it is making?"""
+    # skip the functions that wrap builders
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("ggjit."):
         frame = frame.f_back
     if frame is None:
         return False
     code, at = frame.f_code.co_code, frame.f_lasti + 2
-    while at < len(code) and not code[at]:              # inline caches
+    while at < len(code) and not code[at]:              # skip inline caches of the bytecode
         at += 2
     return at < len(code) and code[at] == opcode.opmap["POP_TOP"]
 

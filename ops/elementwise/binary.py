@@ -145,7 +145,7 @@ div, div_inplace = in_place_pair(_div)
 
 
 def reference(t, a, b):
-    if not a.size:                              # b may be empty in another dimension
+    if not a.size:                              # an empty result; b may be empty in another dimension
         return a
     reps = [n // m for n, m in zip(a.shape, b.shape, strict=True)]
     return NUMPY[OP(t.op)](a, np.tile(b, reps))

@@ -193,7 +193,7 @@ def leaky_relu(a: Tensor, negative_slope: float, inplace: bool = False):
     return _node("leaky_relu", OP.LEAKY_RELU, a, (float(negative_slope),), inplace)
 
 
-# what ggml's CPU does differently
+# functions that ggml's CPU backend computes differently
 QUIRKS = {"gelu": "; ggml reads it from a table of F16 values, which is off by up to 2e-3",
           "gelu_quick": "; ggml reads it from a table of F16 values, which is off by up to 2e-3",
           "gelu_erf": "; 0 for -infinity, where ggml gives NaN",
@@ -345,7 +345,7 @@ OF_UNARY = [u.name.lower() for u in UNARY]
 def _rebuild(n):
     if n.i[0] != UNARY.XIELU:
         return n.call("unary", *n.src, n.i[0])
-    # the builder takes the alphas before their softplus: it is asked for its checks, the parameters are the node's
+    # the builder takes the alphas before softplus: it only checks here, and the parameters are copied from the node
     return n.call("xielu", *n.src, 0.0, 0.0, n.f[3], n.f[4]), 5
 
 

@@ -305,7 +305,7 @@ def gradient(g, t, dy):
 
 # ---------------------------------------------------------------- rows
 def _rows(t):
-    """A mask is that of all heads and texts, or has one for each."""
+    """Along the last axis.  A mask belongs to all heads and texts, or there is one for each."""
     a, mask = last_axis(t), t.src[1] if len(t.src) > 1 else None
     slopes = t.op_params[1] != 0                        # which differ from head to head, axis 2
     if a >= 1 and not (slopes and a == 2) and all(s is None for s in t.src[2:]):
