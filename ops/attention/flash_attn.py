@@ -298,7 +298,7 @@ def gradient(g, t, dy):
 
 # ---------------------------------------------------------------- rows
 def _rows(t):
-    """Texts; a mask is that of all of them, or has one for each."""
+    """Along the axis of texts.  A mask belongs to all texts, or there is one for each."""
     q, k, v, mask, sinks = t.src
     if last_axis(t) == 3 and (mask is None or mask.ne[3] in (1, t.ne[3])):
         yield 3, [3, 3, 3, None if mask is None or mask.ne[3] == 1 else 3, None]

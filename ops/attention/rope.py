@@ -310,7 +310,8 @@ def _make(mode, ty, backward, has_factors):
 
     def kernel(node, ith, nth, sync):
         x, positions, d = node + SRC0, node + SRC1, node + DST
-        bad = too_far(positions)                    # every thread checks, so none has written when one fails
+        # every thread checks all positions, so that none writes if one is bad
+        bad = too_far(positions)
         if bad != 0:
             return fail(node, BAD_INDEX, bad)
         n0, n_heads, n_tokens, n_seqs = ne(d, 0), ne(d, 1), ne(d, 2), ne(d, 3)

@@ -293,7 +293,8 @@ def _make_neon_multiply(layout, n_rows, n_vectors, ldw):
         return q
 
     def matrix_sums(b, w, y, part):
-        """Of two rows and two columns in a register, which two registers of a row's columns are made of at last."""
+        """Sums by smmla, which fills a register with those of two rows and two columns; they are reordered to registers
+        of one row at the end."""
         low, high = [0, 1, 4, 5], [2, 3, 6, 7]
         pairs, q = 2 * n_vectors, [zero("i32", 4)] * n_acc
         for line in range(lines * part, lines * (part + 1)):

@@ -36,7 +36,7 @@ def _shape(n):
     return ROWS, columns, NARROW_KC if n < NL else FLOAT_KC
 
 
-@functools.cache                        # Numba keeps every intrinsic for ever
+@functools.cache                        # made once, since Numba keeps every intrinsic
 def _make_float_multiply(n_rows, n_vectors, columns, unit_nbytes, spread=1, prefetching=True):
     """c[n_rows][n_vectors * W] (+)= w[n_rows][units * FLOAT_UNIT] x panel of `columns`, its columns spread over lanes.
 

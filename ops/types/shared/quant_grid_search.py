@@ -28,7 +28,7 @@ POINTS, SIGNS, CODES, SCALES = 0, 256, 288, 320
 WEIGHTS, ROOTS, SIZES, LEVELS, BEST = 384, 512, 640, 768, 800       # of a run: w, sqrt w, |x|, scratch, best words
 INVERSES, SUMS_X, SUMS_Q, WORDS = 832, 832 + ROW, 832 + 2 * ROW, 832 + 3 * ROW
 scratch = qs.make_stack(WORDS + 8 * ROW)   # words: [groups of the run][trials]
-OFF = 1 << 30                           # in a word: the codes were no grid point, this is a neighbour
+OFF = 1 << 30                           # flag of a word: the codes were not a grid point, and this is a neighbour
 LOST, ANY, ALL = range(3)
 
 
