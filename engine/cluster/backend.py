@@ -42,7 +42,7 @@ class RemoteRunResults(SharedResults):
 class RemoteGraph:
     """A graph as a device runs it: rows, up to date with where its tensors lie.
 
-    wanted: {(GET or PUSH, arena, offset, bytes) read or copied elsewhere after the last run: was it after this one?}
+    wanted: {(GET or PUSH, arena, offset, bytes): was that range read, or copied elsewhere, after the last run?}
     """
 
     def __init__(self, device, graph, placement):
