@@ -84,7 +84,7 @@ class Network:
     CAUSAL = True                   # does attention look back only?
     last_speed = None               # {"prompt", "decode": tokens a second} of the last text that was generated
     flash = True                    # may one kernel compute attention?
-    pooling = None                  # how the tokens of a text become one row (networks/parts/pooling.py)
+    pooling = None                  # how the tokens of a text become one row (parts/pooling.py)
 
     def __init__(self, file, options=None):
         """options: LoadOptions."""

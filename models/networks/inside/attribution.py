@@ -2,7 +2,7 @@
 
     score of token i  =  sum over dim of  embedding[i] * d log p(target) / d embedding[i]         (gradient x input)
 
-Weights stay as they are, quantised too: gradients pass through them (networks/parts/training.py).
+Weights stay as they are, quantised too: gradients pass through them (parts/training.py).
 """
 import dataclasses
 

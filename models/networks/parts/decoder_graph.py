@@ -3,7 +3,7 @@
 The graph of a batch depends on a few numbers only, so it is planned once and replayed: how many tokens, how many cache
 rows are looked at (rounded up, the mask hides the rest), how many logit rows are wanted.  Positions, cache row numbers
 and the masks are inputs; attention layers with windows share a mask per window.  A batch holds tokens of one text or of
-several (networks/parts/kv_cells.py).
+several (parts/kv_cells.py).
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Decoders: texts that are read and continued; weights, caches and parts of their graphs are in decoder_graph.py.
 
-A text is the ids that were read and the cache rows that hold what the layers know of them (networks/parts/kv_cells.py).
+A text is the ids that were read and the cache rows that hold what the layers know of them (parts/kv_cells.py).
 """
 import math
 

@@ -1,6 +1,6 @@
 """T5: an encoder reads a text once, a decoder writes another one about it.
 
-    e       = the encoder's results, of blocks as in networks/texts/encoder.py
+    e       = the encoder's results, of blocks as in texts/encoder.py
     K, V    = Wk e, Wv e of every layer of the decoder, kept until the next text is encoded
     logits  = the decoder's, whose layers look at what it wrote so far and at K and V
 
