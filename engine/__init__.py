@@ -26,7 +26,6 @@ Importing it reads settings and nothing else; Numba and the kernels come with th
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
-import gc as _gc
 from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 
@@ -43,18 +42,6 @@ _OF_MODELS = "fit", "diff"       # functions that take files; the layer above ha
 _MODULES = {"ops", "alloc", "errors", "models", *_LATER}        # that belong to the API
 
 
-def _imported(name):
-    """A module, imported without the garbage collector: there is no garbage, and looking for it takes a fifth of the
-    time."""
-    collecting = _gc.isenabled()
-    _gc.disable()
-    try:
-        return _import_module(name)
-    finally:
-        if collecting:
-            _gc.enable()
-
-
 def __getattr__(name):
     if name in _LATER:
         return _import_module(f"ggjit.{name}")
@@ -64,7 +51,7 @@ def __getattr__(name):
         return [n for n in __dir__() if not n.startswith("__") and n not in _LATER]
     if not name.startswith("__"):
         if "Tensor" not in globals():
-            names = vars(_imported("ggjit.names"))
+            names = vars(_import_module("ggjit.names"))
             globals().update({n: x for n, x in names.items() if not n.startswith("_")})     # at once, for other threads
         if name in globals():
             return globals()[name]

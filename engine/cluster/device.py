@@ -31,7 +31,6 @@ SMALL_NBYTES = 64 << 10         # writes up to it wait for the next message
 KEPT_NBYTES = 1 << 20           # queued writes of this size are sent at once
 IN_FLIGHT = 3                   # large messages that may be under way before the first answer is awaited
 AHEAD_NBYTES = 1 << 20          # a result up to it comes with the answer of its run
-always = lambda frame: True     # noqa: E731    a message that Ctrl-C cut in two would put other bytes elsewhere
 
 
 _DEVICES = weakref.WeakSet()
@@ -117,7 +116,9 @@ class RemoteDevice(Device):
         return self._buffer_type
 
     def supports_op(self, t):
-        """As the local CPU: the worker has the same kernels."""
+        """As the local CPU, which has the same kernels as the worker; a worker knows no type of a user."""
+        if any(x is not None and x.type.is_own for x in (t, *t.src)):
+            return False
         return t.op in VIEW_OPS or t.op not in ops_with("calls_python") and t.op != OP.NONE and CPU.supports_op(t)
 
     def event_new(self):
@@ -147,7 +148,7 @@ class RemoteDevice(Device):
 
     def flush(self, op=None, part=None, **how):
         """Send what is queued, and one op more.  Returns its PendingReply; None where there is nothing to send."""
-        with self._lock, defer_interrupts(always):
+        with self._lock, defer_interrupts():     # a message cut in two would put other bytes elsewhere
             return self._flushed([] if op is None else [(op, part)], how)
 
     def _flushed(self, more, how):
@@ -255,7 +256,7 @@ class RemoteDevice(Device):
 
     def push(self, arena, offs, nbytes):
         """Offer bytes of an arena for another worker to fetch; returns the number by which it asks for them."""
-        with self._lock, defer_interrupts(always):
+        with self._lock, defer_interrupts():
             self.stream.check()
             span = p.PUSH, arena, offs, nbytes
             number = self._pushed.pop(span, None)
@@ -340,7 +341,7 @@ class RemoteDevice(Device):
     # ------------------------------------------------------------ graphs
     def run(self, work):
         """Submit a graph: it is sent where the worker does not have it, results that were read last time come back."""
-        with self._lock, defer_interrupts(always):
+        with self._lock, defer_interrupts():
             self.stream.check()
             self._wrote()
             self._collect()                     # first, since freed arenas remove graphs from the list

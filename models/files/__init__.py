@@ -6,6 +6,7 @@
     adapter.py          LoRA adapters
     load_tensors.py     GGUF and safetensors as plain tensors; save.py writes both
     rewrite.py          files made from others: quantised (mixtures.py: which types), edited, split, joined
+    quantized_part.py   matrices of a file in another type, in memory
     imatrix.py          importance matrices
     minilm.py           MiniLM's GGUF, made from a package; silero_file.py: Silero's form; wav.py: recordings
     smollm2.py          the model that chats, in its pip package

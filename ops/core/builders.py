@@ -16,6 +16,8 @@ import warnings
 
 from ggjit.ops.core.errors import GgjitError
 
+_WRAP_BUILDERS = "ggjit.ops.core.", "ggjit.core.", "ggjit.tensors."        # modules between a builder and its caller
+
 
 def all_or_nothing(build):
     """Decorator of a builder of several nodes: if a later node is refused, the earlier ones are freed before the error
@@ -59,8 +61,7 @@ def writes_in_c(build):
 
 def _is_dropped(frame):
     """Does the frame's next instruction throw away the result of the call that it is making?"""
-    # skip the functions that wrap builders
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("ggjit."):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_WRAP_BUILDERS):
         frame = frame.f_back
     if frame is None:
         return False

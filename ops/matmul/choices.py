@@ -213,7 +213,7 @@ def _choice(type, found):
 @functools.cache
 def kept(type):
     """The Choice measured on this machine, or None."""
-    return _file(type).read()
+    return None if type.is_own else _file(type).read()
 
 
 def keep(type, choice):

@@ -7,7 +7,7 @@ import numpy as np
 
 from ggjit.core.arguments import typed_methods
 from ggjit.core.kernels_ahead import followed_by
-from ggjit.core.process_memory import process_memory
+from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.core.run_lock import RunLock
 from ggjit.cpu.cpu_plan import likely_parts, needs, work_memory
 from ggjit.graphs.allocator import GraphAllocator
@@ -17,8 +17,10 @@ from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import FIND_BROKEN, BrokenValues, integer
 from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.gguf import StringArray
+from ggjit.models.files.quantized_part import quantized_file
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks.base import vectors
+from ggjit.models.networks.base.arena import ComputeArena
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.memory import (
     MAPPED,
@@ -47,8 +49,8 @@ from ggjit.tensors.context import Context
 
 PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat", "decode", "description", "detokenize",
           "embed", "encode", "encode_image", "explain", "file", "free", "generate", "graph", "hidden", "hidden_states",
-          "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch", "rerank", "reset",
-          "save_state", "score", "tokenize", "tokenizer", "warm_up", "weights")
+          "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch", "quantize",
+          "rerank", "reset", "save_state", "score", "tokenize", "tokenizer", "warm_up", "weights")
 MAX_KEPT_PLANS = 24
 
 
@@ -84,6 +86,7 @@ class Network:
     CAUSAL = True                   # does attention look back only?
     last_speed = None               # {"prompt", "decode": tokens a second} of the last text that was generated
     flash = True                    # may one kernel compute attention?
+    arena = None                    # the ComputeArena that computed results have to lie in
     pooling = None                  # how the tokens of a text become one row (parts/pooling.py)
 
     def __init__(self, file, options=None):
@@ -120,6 +123,8 @@ class Network:
             for gpu in self.offload.gpus:
                 for part in (self.weights, *self.weights.adapters):
                     part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
+            if options.arena is not None:
+                self._keep_within(ComputeArena(self, options.arena))
             if options.reserve:
                 self._reserve()
         except BaseException:
@@ -272,9 +277,19 @@ class Network:
         with self._code, self._code.without(self._compute_memory):
             ctx, inputs, results = self._built(shape)
             with followed_by(self._later_kernels):
-                plan = self._plan(Graph(*results)) if self._hooks.wanted is None else \
-                    inside.hooked_plan(self, inputs, results)
+                if self._hooks.wanted is None:
+                    graph = self.within_arena(Graph(*results))
+                    results, plan = graph.outputs, self._plan(graph)
+                else:
+                    plan = inside.hooked_plan(self, inputs, results)
             return Step(ctx, inputs, results[0], plan, results[1:])
+
+    def within_arena(self, graph):
+        """`graph`, or one that computes the same within `arena`.  Errors: BudgetError."""
+        return graph if self.arena is None else self.arena.within(graph)
+
+    def _keep_within(self, arena):
+        self.arena = arena
 
     def _plan(self, graph):
         """A plan of `graph`.  All share one arena, since they never run at the same time."""
@@ -328,6 +343,10 @@ class Network:
         """(graph, {"weights": bytes, "KV cache": bytes}) of the most tokens at once: what gg.measure(m) shows."""
         return self.largest_graph(), {"weights": self.weights.nbytes, "KV cache": getattr(self, "kv_nbytes", 0)}
 
+    def other_graphs(self):
+        """Graphs that read weights which the largest one does not."""
+        return []
+
     def warm_up(self):
         """Plan graphs of common sizes, which compiles their kernels into the cache."""
         for shape in self._common_shapes():
@@ -335,6 +354,11 @@ class Network:
 
     def _common_shapes(self):
         return ()
+
+    @property
+    def n_plans(self):
+        """Plans that are kept once a text as long as the context was read."""
+        return 1
 
     def _later_shapes(self):
         """Shapes of graphs that will be planned after the first one."""
@@ -462,6 +486,19 @@ class Network:
 
     def encode_image(self, image):
         raise NotSupported(f"{self.file.arch} models read no pictures; load a decoder with its vision part")
+
+    def quantize(self, type, keep=()):
+        """The same model with its matrices in another type, in memory: to compare types without writing files.
+
+            perplexity(m.quantize("Q4_0"), text)            # or a type of gg.define_type
+
+        type: one that needs no importances.  keep: a regular expression, or several, of names of tensors that stay as
+        they are; so do vectors, norms, routers, and rows that are no multiple of the type's block.  What is quantised
+        already is quantised again.  This model stays as it is.  Errors: ParamError, TypeMismatch, OutOfMemory.
+        """
+        file = quantized_file(self.file, type, keep)
+        return self.__class__(file, dataclasses.replace(self.options, started=time.perf_counter(),
+                                                        process=resident_now()))
 
     # ------------------------------------------------------------ texts as vectors and scores
     embed, rerank = vectors.embed, vectors.rerank

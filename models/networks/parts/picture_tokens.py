@@ -9,11 +9,11 @@ texts with pictures join a batch.  The same picture has the same ids.  Those use
 import bisect
 import collections
 import hashlib
-import threading
 
 import numpy as np
 
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.locks import ForkLock
 
 MAX_NBYTES = 1 << 28
 MAX_ID = (1 << 31) - 1
@@ -25,7 +25,7 @@ class PictureTokens:
     def __init__(self, n_vocab):
         self.n_vocab = self.end = n_vocab           # ids from n_vocab to end - 1 stand for vectors of pictures
         self._kept = collections.OrderedDict()      # {digest: (first id, vectors)}, the one used last behind
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._firsts = []                           # (first id, digest), ascending
 
     def ids_of(self, vectors):

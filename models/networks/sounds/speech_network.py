@@ -18,6 +18,7 @@ import dataclasses
 import numpy as np
 
 import ggjit as gg
+from ggjit.graphs.graph import Graph
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import one_of
 from ggjit.models.networks.base.network import Network
@@ -169,6 +170,11 @@ class SpeechNetwork(Network):
         """[{name: tensor}, ...], one dict for each pair of encoder's and decoder's graph."""
         return [{name: t for named in super(SpeechNetwork, self)._named(pair) for name, t in named.items()}
                 for pair in shapes]
+
+    def other_graphs(self):
+        """The decoder's, of a token."""
+        shape = next(shape for shape in self._common_shapes() if isinstance(shape, Decode))
+        return [Graph(*self._built(shape)[2])]
 
     def _spec(self, name, tensors):
         t, = tensors

@@ -59,12 +59,18 @@ def fill(self, inputs, runs, state_rows, n_tables=0):
         inputs["out_rows"][:] = np.cumsum([len(ids) for _, ids in runs]) - 1
 
 
-def batches(self, ids):
-    """[ids of each batch]; a picture whose vectors attend to each other stays in one batch."""
-    ends = list(range(self.n_batch, len(ids), self.n_batch))
-    if ends and self.vision is not None and self.vision.sees_all:
+def batches(self, ids, n):
+    """[ids of each batch], n or fewer; a picture whose vectors attend to each other stays in one batch.  Within an
+    arena the batches that were asked for are cut into equal pieces, so that none is short unless its batch was."""
+    attends = self.vision is not None and self.vision.sees_all
+    if self.arena is not None and not attends:
+        whole = min(self.options.n_batch, self.n_ctx)
+        asked = np.split(ids, range(whole, len(ids), whole)) if len(ids) else []
+        return [piece for batch in asked for piece in np.array_split(batch, -(-len(batch) // n))]
+    ends = list(range(n, len(ids), n))
+    if ends and attends:
         ends, whole = [], self.pictures.runs(ids)
-        while (end := (ends[-1] if ends else 0) + self.n_batch) < len(ids):
+        while (end := (ends[-1] if ends else 0) + n) < len(ids):
             ends.append(next((a for a, b in whole if a < end < b), end))
     return np.split(ids, ends) if len(ids) else []
 

@@ -18,7 +18,7 @@ from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.memory import MemoryTerm, expected_in, terms_of_leaves
-from ggjit.models.networks.base.network import Network
+from ggjit.models.networks.base.network import MAX_KEPT_PLANS, Network
 from ggjit.models.networks.parts import context_shift, saved_state
 from ggjit.models.networks.parts import decoder_graph as graphs
 from ggjit.models.networks.parts.kv_cells import KVCells, whole_pages
@@ -26,6 +26,7 @@ from ggjit.models.networks.parts.picture_tokens import PictureTokens
 from ggjit.models.networks.parts.pooling import RANK, Pooling
 from ggjit.models.networks.texts import batches, results, writing
 from ggjit.models.networks.texts.vision import load_vision
+from ggjit.models.text.running_batch import LEAST_PIECE
 from ggjit.ops.core.errors import NotSupported, ParamError
 from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.progress import counted
@@ -117,7 +118,7 @@ class Decoder(Network):
 
     def _reserve(self):
         """Reserve memory for the largest graph, so that the arena never has to move."""
-        graph = self.largest_graph()
+        graph = self.within_arena(self.largest_graph())
         (self.scheduler or self._allocator).reserve(graph)
         if self.scheduler is None and self.backend.device is CPU:
             reserve_work(self.backend, graph)
@@ -191,9 +192,32 @@ class Decoder(Network):
 
     def largest_graph(self, all_logits=False):
         """A full batch that ends at the last cache row: what the compute arena is made for."""
-        n = min(self.n_batch, self.n_ctx)
+        return self.graph(*self.full_batch(self._piece(all_logits), all_logits))
+
+    def full_batch(self, n, all_rows=False, hidden=False):
+        """The shape of a graph of n tokens that end at the last cache row."""
         n_kv = min(self.cells.most, whole_pages(self.n_ctx)) if self.cells.paged else self.cells.most
-        return self.graph(n, n_kv, n if all_logits else min(n, self.n_seqs))
+        return n, n_kv, n if all_rows else min(n, self.n_seqs), hidden
+
+    def _piece(self, all_rows=False, hidden=False):
+        """Tokens that are read at once."""
+        n = min(self.n_batch, self.n_ctx)
+        return n if self.arena is None else min(n, self.arena.piece(all_rows, hidden))
+
+    @property
+    def n_plans(self):
+        n = self._piece()
+        return min(len({self.cells.rounded(end) for end in range(n, self.n_ctx + n, n)}), MAX_KEPT_PLANS)
+
+    def _keep_within(self, arena):
+        self.arena, self.n_batch = arena, arena.piece()
+
+    @property
+    def least_piece(self):
+        """Tokens that a batch of any length can be cut into so many of, and pieces that the same kernels compute; they
+        hold a picture."""
+        picture = self.vision is not None and self.vision.sees_all
+        return max(2 * LEAST_PIECE, self.vision.n_side ** 2 // self.vision.n_merge ** 2 if picture else 0)
 
     def _shape_of(self, n_tokens):
         return n_tokens, self.cells.rounded(n_tokens), 1
@@ -392,7 +416,7 @@ class Decoder(Network):
             text.exact, text.hooked = min(text.exact, n), min(text.hooked, n)
         try:
             at = 0
-            for part in counted("reading batches of tokens", self._batches(ids)):
+            for part in counted("reading batches of tokens", self._batches(ids, self._piece(all_rows, hidden))):
                 state_rows = self.cells.free_state_rows(1, state_row)
                 out = self._fed_batch([(text, part)], state_rows, all_rows, hidden,
                                       None if rows is None else rows[at:at + len(part)])
