@@ -88,8 +88,8 @@ def test_vectors_of_gemma_see_those_behind_them(small):
         ids = ids_with_pictures(m, "a long text before <__media__> and behind", [picture])
         small_batches = m.logits(ids)
         pictures = [i for i, id in enumerate(ids) if id >= m.n_vocab]
-        assert len(pictures) == 4 and all(len(b) <= 8 for b in m._batches(np.array(ids)))
-        cut = [b for b in m._batches(np.array(ids)) if (b >= m.n_vocab).any()]
+        assert len(pictures) == 4 and all(len(b) <= 8 for b in m._batches(np.array(ids), m.n_batch))
+        cut = [b for b in m._batches(np.array(ids), m.n_batch) if (b >= m.n_vocab).any()]
         assert len(cut) == 1 and (cut[0] >= m.n_vocab).sum() == 4
     with load("gemma3") as m:
         ids = ids_with_pictures(m, "a long text before <__media__> and behind", [picture])
