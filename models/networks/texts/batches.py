@@ -7,11 +7,13 @@ A batch is `runs`, [(text, ids)]: the next ids of each of some texts.
 import numpy as np
 
 APART = -1                              # in a graph's shape, in place of the number of page tables
+STATES = "states"                       # in a graph's shape: logits, and the states of all tokens
 
 
 def shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
     """The shape of a batch's graph.  apart: each token of a text gets the bits it has alone."""
     n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
+    hidden = STATES if self._predicts(runs, hidden) else hidden
     sizes = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
     pictures = self.vision is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)
     more = (APART,) if apart else (n_tables,) if n_tables or pictures else ()
@@ -43,6 +45,8 @@ def fill(self, inputs, runs, state_rows, n_tables=0):
                 positions[at] = past
             else:
                 positions[at:end] = np.arange(past, past + n)
+        for more in self.description.inputs:
+            more.fill(inputs, at, text, ids)
         if "temperature" in inputs:
             inputs["temperature"][at:end, 0, 0] = self.description.temperatures(past, n)
         if n_tables:

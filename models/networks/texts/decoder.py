@@ -19,7 +19,7 @@ from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.memory import MemoryTerm, expected_in, terms_of_leaves
 from ggjit.models.networks.base.network import MAX_KEPT_PLANS, Network
-from ggjit.models.networks.parts import context_shift, saved_state
+from ggjit.models.networks.parts import context_shift, predictor, saved_state, steering
 from ggjit.models.networks.parts import decoder_graph as graphs
 from ggjit.models.networks.parts.kv_cells import KVCells, whole_pages
 from ggjit.models.networks.parts.picture_tokens import PictureTokens
@@ -54,6 +54,9 @@ class Decoder(Network):
     N_SEQS = 8                          # texts at once, where n_seqs does not say
     SEES = True                         # may it have a vision part?
     vision = pictures = None            # the Vision beside it, and the PictureTokens of what it saw
+    predictor = None                    # guesses by a layer of its own, once they were asked for
+    control, _control_ctx = {}, None    # {layer: leaf that is added to what it gives on} and their context
+    set_lora, set_control_vectors = steering.set_lora, steering.set_control_vectors
 
     def __init__(self, file, options=None):
         """options: LoadOptions.  Errors: ParamError."""
@@ -73,6 +76,11 @@ class Decoder(Network):
         self.description = DECODERS[self.file.arch](hparams)
         self.n_layer, self._n_left = len(self.description.blocks), hparams.n_predicting
         graphs.check_positions(self)
+        if any(more.one_text for more in self.description.inputs):
+            if self.options.n_seqs not in (None, 1):
+                raise ParamError(f"n_seqs is {self.n_seqs}, but {self.file.arch} models read one text at a time here; "
+                                 f"leave it out")
+            self.n_seqs = 1
         self.n_batch = min(self.n_batch, self.n_ctx)
         graphs.check_kv_type(self)
         self._mask_memory = {}
@@ -131,7 +139,7 @@ class Decoder(Network):
         return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
 
     def _kept_buffers(self):
-        return self.kv_buffer.buffers
+        return [*self.kv_buffer.buffers, *(self.predictor.buffer.buffers if self.predictor else ())]
 
     def _kept_terms(self):
         terms = graphs.kept_by_kind(self)
@@ -160,6 +168,8 @@ class Decoder(Network):
         self.cache_owner = None
         if self.vision is not None:
             self.vision.free()
+        if self.predictor is not None:
+            self.predictor.free()
         if hasattr(self, "kv_buffer"):
             self.kv_ctx.free()
             self.kv_buffer.free()
@@ -168,6 +178,8 @@ class Decoder(Network):
     def _build(self, ctx, shape):
         if shape[0] == context_shift.NAME:
             return context_shift.rotation_graph(self, ctx, shape[1:])
+        if shape[0] == predictor.NAME:
+            return self.predictor.build(ctx, shape[1:])
         n_tokens, n_kv, n_out, hidden, n_seqs, n_tables, pictures = (*shape, *(False, 1, 0, False)[len(shape) - 3:])
         n_tables = max(n_tables, 0)
         about = self.description
@@ -179,13 +191,15 @@ class Decoder(Network):
         x = gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
         if hidden == RANK:
             return inputs, self.pooling.scores(g, x), *g.states
+        if hidden == batches.STATES:
+            return inputs, graphs.logits(self, x), graphs.states(self, g, x, leaf.get("out_rows")), *g.states
         return inputs, (x if hidden else graphs.logits(self, x)), *g.states
 
     def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures):
         return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
 
     def _made(self, shape):
-        if len(shape) < 6 or shape[0] == context_shift.NAME or shape[5] in (0, 1):
+        if len(shape) < 6 or shape[0] in (context_shift.NAME, predictor.NAME) or shape[5] in (0, 1):
             return super()._made(shape)
         with columns_apart():           # each text gets the bits that it gets alone
             return super()._made(shape)
@@ -250,7 +264,32 @@ class Decoder(Network):
         if out is None:
             out = empty(rows.shape, np.float32, "hidden states" if hidden else "logits")
         out[...] = rows
+        self._show(runs, step, hidden)
         return out
+
+    def _predicts(self, runs, hidden):
+        """Are the states of this batch kept for guesses?"""
+        return self.predictor is not None and not hidden and len(runs) == 1 and runs[0][0] is self.text \
+            and self._hooks.wanted is None
+
+    def _show(self, runs, step, hidden=False):
+        """Keep the states of a batch for guesses, where they are asked for."""
+        if self._predicts(runs, hidden):
+            text, ids = runs[0]
+            self.predictor.saw(len(text.ids), np.asarray(ids).tolist(), step.plan.view(step.more[0]))
+
+    def predicting(self):
+        """The Predictor that guesses by the network's own layer.  Errors: NotSupported."""
+        if self.description.next_token is None:
+            raise NotSupported(f"{self.file.path} has no layer that guesses tokens further on, or none that is "
+                               f"computed here; speculative=\"lookup\" needs none")
+        if self.scheduler is not None:
+            raise NotSupported("speculative=\"mtp\" is computed on the CPU alone; leave n_gpu_layers and devices out")
+        if self.predictor is None:
+            with self._lock:
+                self.predictor = predictor.Predictor(self)
+                self.reset()                # of what was read before no states are known
+        return self.predictor
 
     def _filled(self, runs, state_rows, all_rows=False, hidden=False, apart=False):
         """The planned graph for a batch, with its inputs."""
@@ -368,6 +407,7 @@ class Decoder(Network):
             try:
                 step = self._filled([(text, ids)], [0], True, apart=True)
                 rows = step.run().reshape(-1, self.n_vocab).copy()
+                self._show([(text, ids)], step)
                 text.add(ids, 0)
             except BaseException:
                 text.cut(n, 0)
@@ -499,4 +539,5 @@ class Decoder(Network):
     # ------------------------------------------------------------ results
     hidden, logits, kv = results.hidden, results.logits, results.kv
     embed_ids, rank_ids = results.embed_ids, results.rank_ids
-    generate, score, chat_prompt, chat = writing.generate, writing.score, writing.chat_prompt, writing.chat
+    generate, infill, score = writing.generate, writing.infill, writing.score
+    chat_prompt, chat = writing.chat_prompt, writing.chat

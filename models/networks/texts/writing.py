@@ -3,6 +3,7 @@ from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.text import chat_template
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
+from ggjit.models.text.infill import infill_ids
 from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
 from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
 from ggjit.models.text.sampling import OPTIONS
@@ -22,9 +23,10 @@ def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, im
     logprobs: a number k; then every one of `.tokens` has the log-probability that the model gave it, before
     sampling and grammars, and the k likeliest tokens there; stats["logprobs"] holds them for JSON.
     `.text`: the whole text, `.tokens`: its tokens (models/text/generation.py); in a notebook cell both are shown.
-    speculative: "lookup" or a smaller Decoder of the same vocabulary guess what follows; several tokens are
-    computed at once, and those that are right are kept: the text is the same, faster where guesses come true; where
-    they do not pay, they end.  stats["drafted_tokens"], stats["accepted_tokens"] count them.
+    speculative: "lookup" (the text itself), "mtp" (a layer of the model's own that was trained to guess, where the
+    file has one) or a smaller Decoder of the same vocabulary guess what follows; several tokens are computed at once,
+    and those that are right are kept: the text is the same, faster where guesses come true; where they do not pay, they
+    end.  stats["drafted_tokens"], stats["accepted_tokens"] count them.
     cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
     the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
     A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.
@@ -36,6 +38,20 @@ def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, im
         prompt = ids_with_pictures(self, prompt, images)
     kind = Generations if is_many(prompt) else Generation
     return kind(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
+
+
+def infill(self, before, after, n_predict=64, others=(), suffix_first=False, **options):
+    """Iterator over pieces of the text between `before` and `after`, by a model that was trained to fill in the
+    middle (mostly of code).
+
+        m.infill("def add(a, b):\\n    return ", "\\n\\nprint(add(1, 2))").text
+
+    others: (name, text) of other files that it may look at.  suffix_first: the order in which some models were
+    trained.  options: as in `generate`.
+    Errors: those of `generate`; NotSupported for a vocabulary without the tokens for it.
+    """
+    ids = infill_ids(self.tokenizer, before, after, others, suffix_first, self.file.path)
+    return self.generate(ids, n_predict, **options)
 
 
 def score(self, texts, logprobs=0):

@@ -2,7 +2,6 @@
 from ggjit.alloc.report import mib
 from ggjit.display.progress import compiling
 from ggjit.models.networks.peak import explore_model, model_peak, what_if
-from ggjit.ops.core.errors import ParamError
 from ggjit.tools.command.common import (
     add_n_ctx,
     add_repack,
@@ -10,6 +9,7 @@ from ggjit.tools.command.common import (
     console,
     n_layers,
     pairs,
+    patterns,
     positive,
     table,
 )
@@ -68,14 +68,6 @@ def run(args):
             console().print(table("what if", rows[0], [[text(*item) for item in r.items()] for r in rows],
                                   justify="right"))
     return result
-
-
-def patterns(texts):
-    """{PATTERN: DEVICE}; a pattern may hold "=", a device's name does not."""
-    wrong = next((t for t in texts if not all(t.rpartition("="))), None)
-    if wrong is not None:
-        raise ParamError(f"-ot takes PATTERN=DEVICE, got {wrong!r}")
-    return {pattern: device for pattern, _, device in (t.rpartition("=") for t in texts)}
 
 
 def text(column, value):
