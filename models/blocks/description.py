@@ -368,6 +368,7 @@ class Description:
     temperature: tuple | None = None    # (scale, length, first), see `temperatures`
     chunked: bool = False               # windows are chunks: a token sees those of its own
     frame: Any = None                   # a piece around the blocks: .before(g, x, w), .after(g, x, w, rows)
+    n_deep: int = 0                     # first layers to whose output a picture's further vectors are added
 
     def __str__(self):
         kinds = collections.Counter(" + ".join(filter(None, map(_short, (b.mixer, getattr(b, "cross", None),
@@ -400,6 +401,11 @@ class Description:
 
     def alibi(self):
         return any(getattr(p, "max_alibi_bias", 0) for p in self.pieces)
+
+    @functools.cached_property
+    def has_grid(self):
+        """Does RoPE tell the rows and columns of a picture apart?"""
+        return any(getattr(getattr(p, "rope", None), "sections", ()) for p in self.pieces)
 
     @functools.cached_property
     def rotates(self):

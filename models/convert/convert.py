@@ -16,6 +16,7 @@ import pathlib
 import numpy as np
 
 from ggjit.core.arguments import typed_call
+from ggjit.models.convert import mmproj as mmproj_file
 from ggjit.models.convert import moonshine
 from ggjit.models.convert.config import Config
 from ggjit.models.convert.families import NOT_WEIGHTS, family_of
@@ -44,7 +45,7 @@ STAY_F32 = ("FFN_GATE_INP", "FFN_GATE_INP_SHEXP", "POS_EMBD", "TOKEN_TYPES", "SS
 
 
 @typed_call
-def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=False, progress=True):
+def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=False, progress=True, mmproj=None):
     """Write the model in a Hugging Face folder to `out`: config.json, tokenizer.json or tokenizer.model, *.safetensors.
     Of Whisper models also CTranslate2's folders and whisper.cpp's .bin files.
 
@@ -52,11 +53,13 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
 
     type: of the matrices: F32, F16, BF16, Q8_0, or AUTO, the source's type of 16 bits (F16 for F32).  pre: name of the
     pre-tokenizer where tokenizer.json cuts text in a way that is not known.  vocabulary=False: token ids only.
+    mmproj: another file, for the part of the model that sees (docs/vision.md); `out` is its decoder.
     Returns {"paths", "nbytes", "arch", "tensors"}.  Errors: NotSupported (the architecture, the tokenizer), ModelError
     and BadFile with the file at fault, MissingExtra, CannotWrite.
     """
     folder = pathlib.Path(folder)
-    refuse_source(out, folder)
+    for path in [out] if mmproj is None else [out, mmproj]:
+        refuse_source(path, folder)
     known = one_of("type", str(getattr(type, "name", type)).upper(), ("AUTO", *TYPES))
     if folder.is_file():
         return _of_file(folder, out, known, force, progress)
@@ -73,6 +76,8 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
         family = family_of(config)
     sources = _sources(folder, lambda name: not name.endswith(NOT_WEIGHTS) and family.rename(name) is not None)
     kind = _type(known, sources)
+    if mmproj is not None:
+        _write_mmproj(gguf, folder, config, mmproj, TYPES[kind][0], force, progress)
     config.file_type = TYPES[kind][1]
     arch = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[family.arch]]
     # the gguf package warns of keys that are set twice, and of tokens outside the vocabulary
@@ -98,6 +103,12 @@ def _of_whisper(folder, config, out, kind, force, progress):
     with _readable(config):
         made = from_hf(folder, config, sources, TYPES[_type(kind, sources)][0])
     return _written(folder, out, *made, force, progress)
+
+
+def _write_mmproj(gguf, folder, config, out, kind, force, progress):
+    with _silent("gguf"), _readable(config):
+        made = mmproj_file.from_hf(gguf, folder, config, _sources(folder, lambda name: True), kind)
+    _written(folder, out, *made, force, progress, "clip")
 
 
 def _of_moonshine(gguf, folder, config, out, kind, force, progress):
