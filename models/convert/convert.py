@@ -107,7 +107,7 @@ def _of_whisper(folder, config, out, kind, force, progress):
 
 def _write_mmproj(gguf, folder, config, out, kind, force, progress):
     with _silent("gguf"), _readable(config):
-        made = mmproj_file.from_hf(gguf, folder, config, _sources(folder, lambda name: True), kind)
+        made = mmproj_file.from_hf(gguf, folder, config, _sources(folder, lambda name: True, True), kind)
     _written(folder, out, *made, force, progress, "clip")
 
 
@@ -183,8 +183,8 @@ def _counts(entries):
             experts[0].ne[2] if experts else 0)
 
 
-def _sources(folder, wanted):
-    """{name: Tensor} of all .safetensors files of the folder, those that are wanted."""
+def _sources(folder, wanted, folds=False):
+    """{name: Tensor} of all .safetensors files of the folder, those that are wanted; folds: as safetensors_leaves."""
     index = read_json(folder / INDEX, needed=False).get("weight_map", {})
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
         raise BadFile(f"{folder / INDEX}: weight_map has to map names of tensors to names of files; fetch it again")
@@ -195,7 +195,7 @@ def _sources(folder, wanted):
     for name in paths:
         if not inside(folder, name, folder / INDEX).is_file():
             raise BadFile(f"{folder / name}: no such file, but {INDEX} names it; fetch it")
-        found = safetensors_leaves(folder / name, wanted=wanted)
+        found = safetensors_leaves(folder / name, wanted=wanted, folds=folds)
         double = sorted(found.keys() & out.keys())
         if double:
             raise ModelError(f"{folder / name}: tensor {double[0]!r} is in another file of the folder too; leave only "

@@ -25,6 +25,7 @@ PARTS = ("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", 
 BREAK = "[IMG_BREAK]"           # the token whose vector stands behind each row of Pixtral's
 EMBEDDING = ("embed_tokens.weight",)
 ROPE_BASE = 10000.0
+N_NUMBERED = 4                  # matrices of a projector have numbers below it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +125,9 @@ def qwen_change(name, x, v):
     if ".qkv." in name:
         return [(name.replace("qkv", c), part) for c, part in zip("qkv", np.split(x, 3), strict=True)]
     if "patch_embed.proj.weight" in name:
-        if x.ndim != 5 or x.shape[2] != 2:
-            raise ModelError(f"{v.path}: patches of shape {x.shape}, expected two frames (n, 3, 2, size, size)")
-        return [("v.patch_embd.weight", x[:, :, 0]), ("v.patch_embd.weight.1", x[:, :, 1])]
+        if x.ndim != 4 or x.shape[1] != 6:
+            raise ModelError(f"{v.path}: patches of shape {x.shape}, expected three colours of two frames")
+        return [("v.patch_embd.weight", x[:, ::2]), ("v.patch_embd.weight.1", x[:, 1::2])]
     return [(name, x)]
 
 
@@ -170,14 +171,14 @@ def _renamed(values):
 
 def _tensors(gguf, folder, v, family, sources):
     """{GGUF name: array}"""
-    names, out = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, v.n_layer), {}
+    names, out = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, max(v.n_layer, N_NUMBERED)), {}
     for name, leaf in sources.items():
         if not is_picture_part(name):
             continue
         bare = name.removeprefix("model.")
         for old, x in family.change(bare, mapped_numbers(leaf), v):
             known = old if old.startswith(("mm.", "v.")) else next(filter(None, (
-                names.get_name(prefix + old, try_suffixes=(".weight", ".bias")) for prefix in ("", "model."))), None)
+                names.get_name(form, try_suffixes=(".weight", ".bias")) for form in _forms(old))), None)
             if known is None:
                 raise ModelError(f"{folder}: tensor {name!r} has no place in the vision part of a GGUF; the folder "
                                  f"holds another model than config.json says")
@@ -185,6 +186,11 @@ def _tensors(gguf, folder, v, family, sources):
     if not out:
         raise ModelError(f"{folder}: no tensors of a vision part; the folder holds the decoder alone")
     return out
+
+
+def _forms(name):
+    """A name as several versions of transformers have it."""
+    return name, "model." + name, name.replace("vision_tower.", "vision_tower.vision_model.", 1)
 
 
 def _break_vector(folder, sources):
