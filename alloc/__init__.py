@@ -11,7 +11,8 @@ On top of them:
     graph_alloc.py      one graph -> the place of every tensor
     reorder.py          one graph -> an order whose plan is lower
     validate.py         checks plans, independently of the planners
-    csvio.py            offset problems as files; torch_trace.py: those of PyTorch's allocator
+    csvio.py            offset problems as files; traces.py: those that other programs' allocations are, of PyTorch
+                        (torch_trace.py), ggml (ggml_log.py) and ONNX graphs (onnx_graph.py)
     report.py           a plan as text; plots.py: as pictures
 """
 if not __name__.startswith("ggjit"):

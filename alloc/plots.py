@@ -307,6 +307,23 @@ def _legend(keys, y):
 
 
 # ---------------------------------------------------------------- matplotlib
+class LayoutPicture:
+    """A Layout of plan_offsets as `plot` draws it; steps at which nothing begins or ends are left out."""
+
+    def __init__(self, lower, upper, size, layout, title):
+        steps, place = np.unique(np.concatenate([lower, upper]).astype(np.int64), return_inverse=True)
+        n = len(lower)
+        lo, hi, size, zero = place[:n], place[n:], np.array(size, np.int64), np.zeros(n, np.int64)
+        self.n_steps, self.by_alloc, self.chunk_sizes = max(len(steps) - 1, 1), {}, [[layout.peak]]
+        self.boxes = np.stack([lo, hi, size, layout.offsets, zero, zero], 1)
+        self.title, self.planner, self.peak, self.lower_bound = title, layout.planner, layout.peak, layout.lower_bound
+        change = np.zeros(self.n_steps + 1, np.int64)
+        np.add.at(change, lo, size)
+        np.add.at(change, hi, -size)
+        self.live = np.cumsum(change)[:-1]
+        self.peak_step = int(self.live.argmax())
+
+
 def plot(report, ax=None, path=None, colour="op"):
     """The picture with matplotlib; draws into ax or a new figure, saves to path if given, returns the axes.
 

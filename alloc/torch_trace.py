@@ -9,26 +9,14 @@ A buffer lives from its `alloc` to its `free_completed` (or `free_requested`, wh
 events; one that was there before the trace begins with it, one that is never freed lives to its end.  A pickle is read
 by a reader that builds numbers, strings, lists and dicts and calls nothing.
 """
-import bisect
-import dataclasses
 import json
 import pickle
 
+from ggjit.alloc.traces import AllocationTrace, Held
 from ggjit.ops.core.errors import BadFile, ParamError
 
 MAX_NBYTES = 1 << 62
 FREED = "free_completed"
-
-
-@dataclasses.dataclass
-class AllocationTrace:
-    """ids, lower, upper, size: lists, as of plan_offsets; taken: the most bytes of segments that were held at once,
-    None where the trace has no segments."""
-    ids: list
-    lower: list
-    upper: list
-    size: list
-    taken: int | None
 
 
 class _Plain(pickle.Unpickler):
@@ -70,8 +58,8 @@ def _read(path):
 
 def _buffers(events, segments, device):
     n = len(events)
-    found = AllocationTrace([], [], [], [], None)
-    live, addresses, changes = {}, [], []       # {address: number of a buffer}, its keys in order; bytes of segments
+    found = AllocationTrace([], [], [], [], None, "PyTorch")
+    held, changes = Held(found), []             # changes: bytes of segments
     freed_by = FREED if any(_word(e, i) == FREED for i, e in enumerate(events)) else "free_requested"
     for i, event in enumerate(events):
         action = _word(event, i)
@@ -81,18 +69,14 @@ def _buffers(events, segments, device):
         elif action == "alloc":
             at, size = _number(event, "addr", i), _number(event, "size", i)
             if size:
-                _refuse_overlap(live, addresses, found, at, size, i)
-                live[at] = len(found.ids)
-                bisect.insort(addresses, at)
-                _add(found, i, n, size)
+                held.take(at, found.add(i, n, size), f"event {i}")
         elif action == freed_by:
             at, size = _number(event, "addr", i), _number(event, "size", i)
-            if at in live:
-                k = live.pop(at)
-                del addresses[bisect.bisect_left(addresses, at)]
+            k = held.release(at)
+            if k is not None:
                 found.upper[k] = max(i, found.lower[k] + 1)
             elif size:                          # it was there before the trace began
-                _add(found, 0, max(i, 1), size)
+                found.add(0, max(i, 1), size)
     mine = [s for s in segments if isinstance(s, dict) and s.get("device", device) == device]
     if changes or mine:
         now = sum(_number(s, "total_size", "a segment") for s in mine)
@@ -102,23 +86,6 @@ def _buffers(events, segments, device):
             most = max(most, now)
         found.taken = most
     return found
-
-
-def _add(found, lower, upper, size):
-    found.ids.append(f"b{len(found.ids)}")
-    found.lower.append(lower)
-    found.upper.append(upper)
-    found.size.append(size)
-
-
-def _refuse_overlap(live, addresses, found, at, size, i):
-    """A trace that overlaps itself is damaged.  Errors: BadFile."""
-    place = bisect.bisect_right(addresses, at)
-    for other in addresses[max(place - 1, 0):place + 1]:
-        k = live[other]
-        if other < at + size and at < other + found.size[k]:
-            raise BadFile(f"event {i}: {size} bytes at {at} overlap the {found.size[k]} bytes at {other} of event "
-                          f"{found.lower[k]}, which were not freed")
 
 
 def _word(event, i):

@@ -6,6 +6,7 @@ release is one we do not know: Missing.
 """
 import ctypes as C
 import os
+import re
 import struct
 
 import numpy as np
@@ -91,12 +92,19 @@ class Engine(engine.Engine):
 
     def _open(self, path, model_params, n_ctx, n_threads, embed=False):
         """Load a model and make its context."""
+        del self.log[:]
         self.model = self.lib.llama_model_load_from_file(os.fsencode(path), model_params)
         if not self.model:
             raise EngineError(f"{self.name} does not load {path}: {self._last_words()}")
         self.context = self.lib.llama_init_from_model(self.model, context_params(self.lib, n_ctx, n_threads, embed))
         if not self.context:
             raise EngineError(f"{self.name} makes no context for {path}: {self._last_words()}")
+
+    def buffers(self):
+        """MiB that the log says of the model and its context: "weights", "kept" (cache and states), "compute"."""
+        text = b"".join(self.log).decode("utf-8", "replace")
+        return {kind: sum(float(x) for x in re.findall(rf"{words} buffer size\s*=\s*([\d.]+) MiB", text))
+                for kind, words in (("weights", "model"), ("kept", "(?:KV|RS)"), ("compute", "compute"))}
 
     def unload(self):
         if self.context:

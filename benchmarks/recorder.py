@@ -130,7 +130,8 @@ _COPY = re.compile(rf"call .*@llvm\.mem(cpy|move|set)\.[\w.]*\((?:noundef )?(?:n
 _ATOMIC = re.compile(r"atomicrmw |cmpxchg ")
 _TURN = re.compile(r"@llvm\.x86\.sse2\.pause|@llvm\.aarch64\.isb|@sched_yield")
 _UNKNOWN = re.compile(r"masked\.(expandload|compressstore)|maskstore|call .*@mem(cpy|set|move)\(")
-_SHARED = re.compile(r"^define linkonce_odr(?: hidden)?")
+_SHARED = re.compile(r"^define linkonce_odr(?: hidden)?( [^@]*@)([-\w.$]+|\"[^\"]*\")\(", re.M)
+_NAME = re.compile(r"@([-\w.$]+|\"[^\"]*\")")
 _NBYTES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "ptr": 8, "f16": 2, "f32": 4, "f64": 8}
 
 
@@ -138,6 +139,13 @@ def _nbytes(type):
     if m := re.fullmatch(r"<(\d+) x (.*)>", type):
         return int(m[1]) * _nbytes(m[2])
     return 8 if type.endswith("*") else _NBYTES.get(type) or (int(type[1:]) + 7) // 8
+
+
+def _apart(text):
+    """The module, whose helpers have names of their own: the process's first function of a name is taken for all."""
+    shared = {name for _, name in _SHARED.findall(text)}
+    text = _SHARED.sub(r"define internal\1\2(", text)
+    return _NAME.sub(lambda m: f'@"recorded {m[1].strip(chr(34))}"' if m[1] in shared else m[0], text)
 
 
 class _Calls:
@@ -177,11 +185,9 @@ class _Calls:
             self._call("loaded" if kind == "gather" else "stored", (pointer, f"%traced_p{k}"), f"%traced_b{k}")
 
     def of(self, text):
-        words = set()
+        words, text = set(), _apart(text)
         for line in text.splitlines():
             code = line.partition(", !")[0]
-            # a function with a name of its own would be the process's first of that name, which records nothing
-            line = _SHARED.sub("define internal", line)
             is_code = line.startswith("  ")
             if is_code and _UNKNOWN.search(code):
                 raise NotSupported(f"nothing records {code}")

@@ -184,7 +184,7 @@ def load_model(path: _Path | None = None, backend: str | Backend = "CPU", n_thre
                yarn_ext_factor: float | None = None, yarn_attn_factor: float | None = None,
                yarn_beta_fast: float | None = None, yarn_beta_slow: float | None = None,
                yarn_orig_ctx: int | None = None, pooling: Literal["none", "mean", "cls", "last", "rank"] | None = None,
-               repack: bool | None = None) -> _Network: ...
+               repack: bool | None = None, arena: int | str | None = None) -> _Network: ...
 def finetune(model: _Path | None = None, data: _Path | Sequence[int] | npt.NDArray[Any] | None = None,
              out: _Path | None = None, rank: int = 8, alpha: float | None = None, targets: Sequence[str] | None = None,
              n_ctx: int = 256, memory: int | None = None, epochs: int | None = None, steps: int | None = None,

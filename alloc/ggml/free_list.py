@@ -9,8 +9,9 @@ One allocator is a run of words; several allocators (one per buffer type) lie on
     address   0        offs[0]     offs[1]                offs[n-1]
               |  used  |  free 0   |  ..used..  | free 1 |  used  |  free n-1: the untouched tail ...
 
-Free blocks are sorted by address and never touch.  ggml's limits of 256 blocks and of 1024 logged tensors do not
-exist here: the caller sizes `cap_blocks` for the number of allocations alive, which always suffices.
+Free blocks are sorted by address, but for empty ones, and never touch.  ggml's limits of 256 blocks and of 1024
+logged tensors do not exist here: the caller sizes `cap_blocks` for the number of allocations alive, which always
+suffices.
 """
 import numpy as np
 
@@ -172,11 +173,12 @@ def list_free(st, a, chunk, offs, size):
             return True
     if n >= cap:
         return False
-    p = n
-    while p > 0 and st[o + p - 1] >= offs:
-        st[o + p] = st[o + p - 1]
-        st[s + p] = st[s + p - 1]
-        p -= 1
+    p = 0                       # from the front: empty blocks may lie behind larger addresses
+    while p < n and st[o + p] < offs:
+        p += 1
+    for i in range(n, p, -1):
+        st[o + i] = st[o + i - 1]
+        st[s + i] = st[s + i - 1]
     st[o + p] = offs
     st[s + p] = size
     st[k] = n + 1

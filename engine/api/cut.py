@@ -40,7 +40,8 @@ class _Region:
     `.level`: {id of a node: 1 where it needs the whole region, else 0}.
     """
 
-    def __init__(self, graph, start, hazards, rounded):
+    def __init__(self, graph, start, hazards, rounded, short=False):
+        """short: end where the fewest bytes have to be put together again, not as late as possible."""
         self.graph, self.n, self.hazards, self.rounded = graph, start.ne[last_axis(start)], hazards, rounded
         self.node = {t.id: t for t in graph.nodes}
         self.readers = {}
@@ -52,6 +53,10 @@ class _Region:
         self._grow(start)
         while self.axis and self._shrink(start):
             pass
+        if short and self.axis and not self.sums:
+            self._end_early(start)
+            while self.axis and self._shrink(start):
+                pass
 
     def _fits(self, t, axis):
         """Whether the rows of t can run along an axis: it has as many, or a multiple."""
@@ -118,6 +123,30 @@ class _Region:
                 self._drop(i)
         return len(self.needs) < before
 
+    def _end_early(self, start):
+        """Leave out what follows the node behind which the fewest bytes have to be put together again."""
+        inside = [t for t in self.graph.nodes if t.id in self.axis]
+        behind = {t.id: set() for t in inside}
+        for t in reversed(inside):
+            for r in self.readers.get(t.id, ()):
+                if r.id in behind:
+                    behind[t.id] |= {r.id} | behind[r.id]
+        ends = [(self._joined_nbytes(behind[t.id]), -k, t.id) for k, t in enumerate(inside)
+                if start.id not in behind[t.id]]
+        for i in behind[min(ends)[2]]:
+            self._drop(i)
+
+    def _joined_nbytes(self, without):
+        """Bytes that are read behind the region, if it lacks these nodes."""
+        outputs, joined = set(self.graph.output_ids.tolist()), {}
+        for i in self.axis.keys() - without:
+            t = self.node[i]
+            if i in outputs or any(r.id not in self.axis or r.id in without for r in self.readers.get(i, ())):
+                while t.op in VIEW_OPS and t.src[0].id in self.axis:
+                    t = t.src[0]
+                joined[t.id] = t.nbytes
+        return sum(joined.values())
+
     def _sum_stays(self, i, near, level):
         sources = [(s, n) for s, n in zip(self.node[i].src, self.needs[i], strict=False) if s is not None]
         return any(n is not None and s.id in near for s, n in sources) and all(
@@ -159,20 +188,51 @@ class Cut:
     n_chunks: int
     same_bits: bool
 
+    def then(self, more):
+        """This Cut and one of its graph as one."""
+        came_from = {i: at for i, at in self.came_from.items() if i in more.rank}
+        for i, (j, share) in more.came_from.items():
+            first, part = self.came_from.get(j, (j, 1.0))
+            came_from[i] = first, share * part
+        stand_ins = {i: more.stand_ins[t.id] for i, t in self.stand_ins.items() if t.id in more.stand_ins}
+        return Cut(more.graph, stand_ins, came_from, more.rank, max(self.n_chunks, more.n_chunks),
+                   self.same_bits and more.same_bits)
 
-def cut(graph, start, n_chunks, rank, hazards, rounded):
+
+def cut(graph, start, n_chunks, rank, hazards, rounded, short=False):
     """The Cut of a graph around node `start` into about n_chunks chunks; None where its rows meet at once.
 
     rank: {id: moment} of the nodes now.  hazards: {id of a node that reads or writes what is written in place: ids of
     nodes that have to come before it}; they stay as they are.  rounded: whether results may be rounded otherwise.
+    short: as of a _Region.
     """
     n = start.ne[last_axis(start)]
     bounds = _bounds(n, n_chunks)
     if len(bounds) <= 2:
         return None
-    region = _Region(graph, start, hazards, rounded)
+    region = _Region(graph, start, hazards, rounded, short)
     found = _Builder(graph, region, bounds, rank).build() if region.axis else None
     return found if rounded or found and found.same_bits else None
+
+
+def cut_alike(graph, start, n_chunks, rank, hazards, rounded):
+    """As `cut`, around `start` and all nodes like it, as in a network of many layers, in regions that end early."""
+    found = None
+    for t in [t for t in graph.nodes if _alike(t, start)]:
+        now = t if found is None else found.stand_ins.get(t.id)
+        if now is not None and _alike(now, start):
+            before, ranks = (graph, rank) if found is None else (found.graph, found.rank)
+            more = cut(before, now, n_chunks, ranks, hazards, rounded, short=True)
+            if more is not None:
+                new = {i: t.id for i, t in more.stand_ins.items()}
+                hazards = {new[i]: [new.get(j, j) for j in others] for i, others in hazards.items() if i in new}
+                found = more if found is None else found.then(more)
+    return found
+
+
+def _alike(t, other):
+    return (t.op, t.type, t.ne) == (other.op, other.type, other.ne) and [s is not None and s.ne for s in t.src] == [
+        s is not None and s.ne for s in other.src]
 
 
 def _bounds(n, n_chunks):
@@ -217,7 +277,9 @@ class _Builder:
         stand_ins = {t.id: self._now(t) for t in (*self.graph.nodes, *self.graph.leafs)
                      if t.id not in inside or t.id in self.whole}
         graph = Graph._in_order(outputs, self.nodes, self.leafs)
-        return Cut(graph, stand_ins, self.came_from, self.rank, k + 1, self.same_bits)
+        moments = {moment: i for i, moment in enumerate(sorted(set(self.rank.values())))}  # else each cut doubles them
+        rank = {i: moments[moment] for i, moment in self.rank.items()}
+        return Cut(graph, stand_ins, self.came_from, rank, k + 1, self.same_bits)
 
     def _put(self, t, moment):
         if t.id not in self.rank:

@@ -18,8 +18,9 @@ from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
 from ggjit.core.table import TABLE
-from ggjit.graphs.graph import Graph, visit
+from ggjit.graphs.graph import Graph
 from ggjit.graphs.requests import asked_for, options_for
+from ggjit.graphs.visit import visit
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable

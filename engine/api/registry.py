@@ -7,7 +7,6 @@ ggml_backend_load); an entry point or registry that fails is reported in `gg.reg
 import importlib
 import importlib.metadata
 import sys
-import threading
 
 from ggjit.api.null_device import NULL
 from ggjit.core.arguments import expect
@@ -15,6 +14,7 @@ from ggjit.core.backend import DEVICE_TYPES, TYPE_CPU, TYPE_GPU, TYPE_IGPU, Devi
 from ggjit.core.config import debug
 from ggjit.cpu.device import CPU, PROC_ADDRESSES
 from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
+from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.user_warnings import warn
 
 API_VERSION = 1
@@ -50,7 +50,7 @@ class Registry:
         self._registries = []
         self.errors = []                # (name, exception) of backends that did not load or list their devices
         self._searched = False
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
 
     def register(self, reg):
         """Add a registry object of this api_version.  Registering it again does nothing."""

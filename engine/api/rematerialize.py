@@ -10,6 +10,7 @@ import numpy as np
 
 from ggjit.alloc.report import mib
 from ggjit.api.cut import cut as cut_rows
+from ggjit.api.cut import cut_alike
 from ggjit.api.registry import init_backend
 from ggjit.api.remat_nodes import RematNodes, plan_of
 from ggjit.core.arguments import expect
@@ -34,6 +35,7 @@ MAX_CUTS, MAX_HALVINGS = 3, 6           # regions that are cut, and how often th
 MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whose cut helps most is taken
 MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
 MAX_UNITS = 3000  # largest number of nodes of a cut graph: planning larger ones takes many seconds
+WORTH = 0.9                             # a cut is worth it if the largest node takes at most this share afterwards
 _CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
 COSTLY_SHARE = 0.2                      # extra share of whole nodes from which a cut is tried, too
 CHEAP_ENOUGH = 0.95  # a graph is taken if its price times this is at most the cheapest schedule's, else
@@ -59,6 +61,7 @@ class Rematerialized(Graph):
     peak: bytes of its arena; the planner "best" finds the same offsets for it everywhere.  extra: cost of what is made
     again, as a share of one run.  n_again: nodes that are made again.  n_chunks: parts that the largest nodes are
     computed in, 1 where none is cut.
+    seconds: of one run, by the costs that were planned with.
     same_bits: results are those of the original bit for bit; False where sums over rows are formed by chunks.
     of(t): the tensor that stands for `t` of the original.
     """
@@ -73,6 +76,11 @@ class Rematerialized(Graph):
             raise ParamError(f"{describe(t)} is no result of the graph that was rematerialized, or is computed for "
                              f"some rows at a time; name it among the outputs of the graph to keep it whole")
         return found
+
+    @property
+    def seconds(self):
+        """Processor time of one run, by the kernels' estimates or the profile that the costs are from."""
+        return (1 + self.extra) * self._numbers.total / self._times / 1e12
 
     @functools.cached_property
     def bound(self):
@@ -286,8 +294,8 @@ def _cuts(cut_graph):
     for _ in range(MAX_CUTS):
         last, start = cut_graph, cut_graph.start
         for k in range(1, MAX_HALVINGS + 1):
-            now = None if start is None else cut_graph.cut(start, 2 ** k)
-            if now is None or now.lower_bound > 0.9 * last.lower_bound or now.units.numbers.n > MAX_UNITS:
+            now = None if start is None else cut_graph.cut(*start, 2 ** k)
+            if now is None or now.lower_bound > WORTH * last.lower_bound or now.units.numbers.n > MAX_UNITS:
                 break
             yield now
             last = now
@@ -310,25 +318,31 @@ class _CutGraph:
 
     @functools.cached_property
     def start(self):
-        """The node from which a cut lowers the lower bound most; None: no cut does."""
+        """(node, alike): from where a cut lowers the lower bound most, there alone where that is worth it, else around
+        all nodes like it, as layers that repeat need; None: no cut does."""
         n_chunks = max(2, min(MAX_ON_TRIAL, MAX_UNITS // max(self.units.numbers.n, 1)))
-        found = [(new.lower_bound, k, t) for k, t in enumerate(self._large())
-                 for new in [self._tried(t, n_chunks)] if new is not None and new.lower_bound < self.lower_bound]
-        return min(found, default=(0, 0, None))[2]
+        best = self.lower_bound, 0, None
+        for alike in (False, True):
+            if best[0] > WORTH * self.lower_bound:
+                found = [(new.lower_bound, k, (t, alike)) for k, t in enumerate(self._large())
+                         for new in [self._tried(t, alike, n_chunks)] if new is not None]
+                best = min([best, *(x for x in found if x[0] < best[0])], key=lambda x: x[:2])
+        return best[2]
 
-    def _tried(self, start, n_chunks):
+    def _tried(self, start, alike, n_chunks):
         """A cut on trial; in fewer chunks where so many have too few rows for the kernel of all rows."""
         while n_chunks > 1:
-            found = self.cut(start, n_chunks)
+            found = self.cut(start, alike, n_chunks)
             if found is not None or self.rounded:
                 return found
             n_chunks //= 2
         return None
 
-    def cut(self, start, n_chunks):
-        """The same with what is around a node in so many chunks more; None: its rows meet."""
+    def cut(self, start, alike, n_chunks):
+        """The same with what is around a node, or around all nodes like it, in so many chunks more; None: rows meet."""
         units = self.units
-        found = cut_rows(units.graph, start, n_chunks, units.ranks, units.hazards, self.rounded)
+        found = (cut_alike if alike else cut_rows)(units.graph, start, n_chunks, units.ranks, units.hazards,
+                                                   self.rounded)
         return None if found is None else self._of(found)
 
     def _large(self):

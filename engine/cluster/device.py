@@ -31,7 +31,6 @@ SMALL_NBYTES = 64 << 10         # writes up to it wait for the next message
 KEPT_NBYTES = 1 << 20           # queued writes of this size are sent at once
 IN_FLIGHT = 3                   # large messages that may be under way before the first answer is awaited
 AHEAD_NBYTES = 1 << 20          # a result up to it comes with the answer of its run
-always = lambda frame: True     # noqa: E731    a message that Ctrl-C cut in two would put other bytes elsewhere
 
 
 _DEVICES = weakref.WeakSet()
@@ -147,7 +146,7 @@ class RemoteDevice(Device):
 
     def flush(self, op=None, part=None, **how):
         """Send what is queued, and one op more.  Returns its PendingReply; None where there is nothing to send."""
-        with self._lock, defer_interrupts(always):
+        with self._lock, defer_interrupts():     # a message cut in two would put other bytes elsewhere
             return self._flushed([] if op is None else [(op, part)], how)
 
     def _flushed(self, more, how):
@@ -253,7 +252,7 @@ class RemoteDevice(Device):
 
     def push(self, arena, offs, nbytes):
         """Lay bytes out for another worker to fetch; returns the number they are known by."""
-        with self._lock, defer_interrupts(always):
+        with self._lock, defer_interrupts():
             self.stream.check()
             span = p.PUSH, arena, offs, nbytes
             number = self._pushed.pop(span, None)
@@ -338,7 +337,7 @@ class RemoteDevice(Device):
     # ------------------------------------------------------------ graphs
     def run(self, work):
         """Submit a graph: it is sent where the worker does not have it, results that were read last time come back."""
-        with self._lock, defer_interrupts(always):
+        with self._lock, defer_interrupts():
             self.stream.check()
             self._wrote()
             self._collect()                     # before the list of graphs is looked at

@@ -48,9 +48,6 @@ class PendingReply:
             self.fills.pop()                    # after a Ctrl-C it is copied again
 
 
-always = lambda frame: True     # noqa: E731    bytes that a Ctrl-C came between would be missed
-
-
 class Stream:
     """A connection to a worker.  `facts`: what it said of itself.  One thread sends at a time: its device's lock."""
 
@@ -159,7 +156,7 @@ class Stream:
             self._conn.wait(self._poll_seconds())
         except OSError as e:
             self._lose(f"the connection ended ({e})")
-        with defer_interrupts(always):
+        with defer_interrupts():                # bytes that a Ctrl-C came between would be missed
             self._read()
 
     def _check_deadlines(self, began, now):
@@ -188,7 +185,7 @@ class Stream:
         """Take the answers that are here, without waiting; nothing, while another thread does."""
         if self._reading.acquire(blocking=False):
             try:
-                with defer_interrupts(always):
+                with defer_interrupts():
                     self._read()
             finally:
                 self._reading.release()

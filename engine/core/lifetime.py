@@ -7,13 +7,10 @@ Who holds whom is a tree, so that reference counts free everything at once:
 
 Where Python code has to run when an object dies: `AtEnd`.  Elsewhere weak references do (ops/core/weak.py).
 """
-import _thread
 import itertools
 import operator
 import signal
 import sys
-import threading
-import time
 
 from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.interrupts import KeepInterrupts
@@ -75,18 +72,5 @@ def _steps(work):
         if not sys.is_finalizing():     # at interpreter exit devices are gone already
             work()
     finally:
-        try:
-            kept.stop()
-        except KeyboardInterrupt:
-            kept.interrupts.append(signal.SIGINT)
-        if kept.interrupts:
-            _thread.start_new_thread(_send_again, ())
+        kept.stop_and_send()
     yield
-
-
-def _send_again():
-    time.sleep(1e-3)                    # long enough for a finalizer to return
-    if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)       # ends a call that waits, too
-    else:
-        _thread.interrupt_main(signal.SIGINT)

@@ -76,6 +76,9 @@ class Table:
         self.placement_version = 0          # goes up whenever any tensor or buffer may have moved
         self._top = 0                       # rows below it were used or are free
         self._free = []                     # rows with no buffer
+        self.handles = []                   # NumberedRef of the last handle on each row
+        self._strays = []                   # weak references to handles on rows that were given back before they died
+        self.strays_version = 0             # goes up with every such handle
         self._dead = collections.deque()    # NumberedRefs of handles and contexts that are gone
         self.note_dead = self._dead.append
         self._contexts = {}                 # id of a context -> (its NumberedRef, those of its tensors)
@@ -137,6 +140,7 @@ class Table:
             self._space.commit(top * _ROW_NBYTES)
             self._top = top
             self.words[first:self._top, T_BUFFER] = -1
+            self.handles += [None] * (self._top - first)
             self._free[:0] = range(self._top - 1, first, -1)
             return first
 
@@ -157,6 +161,9 @@ class Table:
     def release(self, refs):
         """Let these rows be used again, though handles on them may be left."""
         with self._lock:
+            left = [ref for ref in refs if ref() is not None]
+            self._strays += left
+            self.strays_version += len(left) > 0
             self._recycle(refs)
             refs.clear()
             self.placement_version += 1     # plans of these tensors notice that they are gone
@@ -179,6 +186,22 @@ class Table:
                 self.cells[row * T_WORDS + T_GEN] += 1
                 self.cells[row * T_WORDS + T_BUFFER] = -1
         self._free.extend(rows)
+
+    def has_strays(self):
+        """Is there a handle on a row that was given back?"""
+        strays = self._strays
+        while strays:
+            if strays[-1]() is not None:
+                return True
+            with self._lock:
+                while strays and strays[-1]() is None:
+                    strays.pop()
+        return False
+
+    @property
+    def n_rows(self):
+        """Rows that were used so far."""
+        return self._top
 
     def n_alive(self):
         """Rows in use."""

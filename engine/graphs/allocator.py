@@ -3,6 +3,7 @@
 The plan (who shares memory with whom, at which offsets) comes from `ggjit.alloc`, which knows only numbers; this file
 turns graphs into numbers and plans into buffers.
 """
+import functools
 import weakref
 
 import numpy as np
@@ -46,8 +47,28 @@ class Placement:
     work:  {node's tensor id: (buffer, byte offset, bytes)} of kernels whose work memory lies there too.
     """
 
-    def __init__(self, where, work=()):
-        self.where, self.work = where, dict(work)
+    def __init__(self, places, work=()):
+        """places: the dictionary, or _Places of which it is made when it is asked for."""
+        self._places, self.work = places, dict(work)
+
+    @functools.cached_property
+    def where(self):
+        return self._places.where() if isinstance(self._places, _Places) else self._places
+
+
+class _Places:
+    """Where a plan puts tensors: rows of ids, and of the plan's buffers, chunks and offsets."""
+
+    def __init__(self, ids, buffers, chunks, offs, held):
+        """held: [buffer type][chunk] -> buffer, as they are now."""
+        at = np.flatnonzero(buffers >= 0)
+        self.ids, self._rows, self._held = ids[at], (buffers[at], chunks[at], offs[at]), [list(x) for x in held]
+
+    def where(self):
+        """{tensor id: (buffer, byte offset)}"""
+        held = self._held
+        return {i: (held[b][c], o) for i, b, c, o in zip(self.ids.tolist(), *(a.tolist() for a in self._rows),
+                                                         strict=True)}
 
 
 class GraphAllocator:
@@ -82,7 +103,7 @@ class GraphAllocator:
         self._work = {}  # work memory of the last plan: {tensor id: (chunk, byte offset, bytes)}
         self._memory = ComputeBuffers(self.bufts)
         self._owned = []                                # weak references to the leaves this allocator placed
-        self._where = {}                                # placement of the last allocated graph
+        self._placed = None                             # Placement of the last allocated graph
         self._lives = (np.zeros(0, np.int64),) * 2      # ids of its tensors, and their generations
         self.last = None                                # GraphPlan of the last reserve or alloc_graph
 
@@ -152,23 +173,17 @@ class GraphAllocator:
         """
         plan = self.plan(graph, node_ids, leaf_ids, alloc_deps)
         self._memory.grow(plan.chunk_sizes)
-        leafs = self._places(graph.leaf_ids, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs)
-        nodes = self._places(graph.node_ids, plan.node_buffer, plan.node_chunk, plan.node_offs)
-        where = leafs | nodes
-        placed = [t for t in graph.leafs if t.id in leafs and t.view_src is None] if leafs else []
-        self._place_leaves(placed, where, lambda: self._tell_buffers(graph, where))
+        held = self._memory.chunks
+        leafs = _Places(graph.leaf_ids, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs, held)
+        nodes = _Places(graph.node_ids, plan.node_buffer, plan.node_chunk, plan.node_offs, held)
+        placement = Placement(nodes, {i: (held[0][c], work_begin(o), n) for i, (c, o, n) in self._work.items()})
+        where = leafs.where()
+        placed = [t for t in graph.leafs if t.id in where and t.view_src is None] if where else []
+        self._place_leaves(placed, where, lambda: self._tell_buffers(graph, leafs, placement))
         ids = np.concatenate([graph.leaf_ids, graph.node_ids])
         # of leaves the table knows: what is taken back there must not be found here
-        self._where, self._lives = nodes, (ids, TABLE.words[ids, T_GEN])
-        graph.placement = Placement(self._where, {
-            i: (self._memory.chunks[0][c], work_begin(o), n)
-            for i, (c, o, n) in self._work.items()})
-
-    def _places(self, ids, bufs, chunks, offs):
-        """{tensor id: (buffer, byte offset)} of those that the plan placed."""
-        held = self._memory.chunks
-        return {i: (held[b][c], o) for i, b, c, o in zip(ids.tolist(), bufs.tolist(), chunks.tolist(), offs.tolist(),
-                                                         strict=True) if b >= 0}
+        self._placed, self._lives = placement, (ids, TABLE.words[ids, T_GEN])
+        graph.placement = placement
 
     def _place_leaves(self, leafs, where, then):
         """The leaves go where `where` says, those of the graph before lose their places; after an error of `then` all
@@ -189,28 +204,30 @@ class GraphAllocator:
                 t._hold("memory", memory)
             raise
 
-    def _tell_buffers(self, graph, where):
+    def _tell_buffers(self, graph, leafs, placement):
         """Which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
         views = np.flatnonzero(VIEW_OP[TABLE.words[graph.node_ids, T_OP]])
         if views.size:
-            self._refuse_bare_views(graph, views, where)
+            self._refuse_bare_views(graph, views, placement._places.ids, leafs.ids)
         buffers = [buf for chunks in self._memory.chunks for buf in chunks]
         reset_buffers(buffers)
         if any(map(wants_tensors, buffers)):
+            where = leafs.where() | placement.where
             for t in (*graph.leafs, *graph.nodes):
                 if t.id in where:
                     init_placed(where[t.id][0], PlacedTensor(t, t.src, where[t.id]))
 
     @staticmethod
-    def _refuse_bare_views(graph, views, where):
-        """NotAllocated, if one of these nodes views what has no memory."""
+    def _refuse_bare_views(graph, views, placed_ids, leaf_ids):
+        """NotAllocated, if one of these nodes, which was placed, views what has no memory."""
         view_ids = graph.node_ids[views]
         base_ids = TABLE.words[view_ids, T_VIEW_SRC]
         bare = (base_ids >= 0) & (TABLE.words[base_ids, T_BUFFER] < 0)
-        for i, view_id, base_id in zip(*(a[bare].tolist() for a in (views, view_ids, base_ids)), strict=True):
-            if base_id not in where and view_id in where:
-                t = graph.nodes[i]
-                raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
+        if bare.any():
+            bare &= np.isin(view_ids, placed_ids) & ~np.isin(base_ids, placed_ids) & ~np.isin(base_ids, leaf_ids)
+        for i in views[bare].tolist():
+            t = graph.nodes[i]
+            raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
 
     def _own_leaves(self):
         """The leaves that lie where an earlier call placed them."""
@@ -237,7 +254,7 @@ class GraphAllocator:
         expect(t, Tensor, "placement")
         ids, lives = self._lives
         mine = lives[ids == t.id] == t.generation           # else a later tensor in the same row of the table
-        where = self._where.get(t.id) if mine.any() else None
+        where = self._placed.where.get(t.id) if mine.any() else None
         where = where or t._where()
         if where is None:
             raise NotAllocated(f"{describe(t)} was not placed by this allocator")

@@ -12,7 +12,8 @@ refused, naming the node that wrote.
 import math
 
 from ggjit.core.arguments import expect
-from ggjit.graphs.graph import Graph, visit
+from ggjit.graphs.graph import Graph
+from ggjit.graphs.visit import visit
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import FLAG_LOSS, FLAG_PARAM, OP, VIEW_OPS

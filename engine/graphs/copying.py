@@ -8,6 +8,7 @@ from ggjit.core.lifetime import call_all
 from ggjit.core.slots import as_bool
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
+from ggjit.graphs.placed import place_of
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import OP, T_BUFFER, T_FLAGS, VIEW_OPS
 from ggjit.ops.core.shape import describe
@@ -92,6 +93,8 @@ def _dup(ctx, t, copies):
 def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
     """Run `graph` node by node on two backends; callback(i, t1, t2) -> False ends the comparison there.
 
+    t2 is a copy of node i.  t1 is the node itself, as in ggml, where the graph has memory (GraphAllocator) in which
+    backend1 computes, else a copy, too; so with test_nodes.
     test_nodes: run both graphs whole and compare only these tensors of `graph`; at least one must be in it.
     Returns True, also where the callback ended it, as ggml does; where ggml returns false (the graph could not be
     copied), the error of graph_copy is raised.  Source: ggml_backend_compare_graph_backend.
@@ -107,13 +110,16 @@ def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
         raise ParamError("compare_graph_backend: none of test_nodes is in the graph")
     copies = []
     try:
-        for backend in (backend1, backend2):
+        itself = wanted is None and _computes_in_place(backend1, graph)
+        for backend in (backend2,) if itself else (backend1, backend2):
             copies.append(graph_copy(backend, graph))
         for i, t in enumerate(graph.nodes):
-            pair = [c.of(t) for c in copies]
+            pair = [t] * itself + [c.of(t) for c in copies]
             if wanted is None and t.op not in VIEW_OPS:
-                for backend, x in zip((backend1, backend2), pair, strict=True):
-                    backend.graph_compute(single_node(x))
+                parts = [single_node(x) for x in pair]          # which keep the plans that know the results
+                for backend, part in zip((backend1, backend2), parts, strict=True):
+                    part.placement = graph.placement if part.outputs[0] is t else None
+                    backend.graph_compute(part)
                     backend.synchronize()
                 if _stops(callback(i, *pair)):
                     return True
@@ -128,6 +134,14 @@ def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
     finally:
         for c in copies:
             c.free()
+
+
+def _computes_in_place(backend, graph):
+    """Does all of the graph have memory, by a GraphAllocator, and memory that this backend reaches?"""
+    if graph.placement is None:
+        return False
+    places = [place_of(graph.placement, t) for t in (*graph.leafs, *graph.nodes)]
+    return all(at is not None and backend.supports_buft(at[0].buft) for at in places)
 
 
 def _stops(answer):

@@ -15,9 +15,10 @@ from ggjit.core.row_sizes import nbytes_of
 from ggjit.core.table import TABLE
 from ggjit.graphs.placed import PlacedRun
 from ggjit.graphs.plan_cache import PlanCache
+from ggjit.graphs.visit import visit
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
-from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS, T_WORDS
+from ggjit.ops.core.record import FLAG_COMPUTE, T_BUFFER, T_CTX, T_FLAGS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
 from ggjit.tensors.tensor import Tensor
@@ -89,7 +90,8 @@ class Graph(HtmlRepr):
         self.placement = None           # where computed tensors lie: set by GraphAllocator.alloc_graph
         self.plans = PlanCache()        # by backend, for Backend.graph_compute
         # strong references: the tensors, and through them their contexts
-        self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
+        self._contexts = {tensors[i].ctx for tensors, ids in ((self.nodes, self.node_ids), (self.leafs, self.leaf_ids))
+                          for i in np.unique(TABLE.words[ids, T_CTX], return_index=True)[1].tolist()}
 
     def _keep(self, tensors):
         """Keep the tensors' values to the end of a run; of views, the memory of their bases is kept."""
@@ -147,32 +149,3 @@ def _in_memory_order(nodes, leafs, output_ids):
     request = PlanRequest(TABLE.words, node_ids, leaf_ids, [nbytes_of(node_ids), nbytes_of(leaf_ids)], output_ids)
     by_id = {t.id: t for t in nodes}
     return [by_id[i] for i in reorder(request, in_place=in_place_table()).tolist()]
-
-
-def visit(outputs):
-    """(nodes, leafs) depth-first, sources left to right; each tensor once.  Iterative: graphs may be deeper than
-    Python's stack.  Errors: StaleHandle."""
-    nodes, leafs, seen, none, cells = [], [], set(), int(OP.NONE), TABLE.cells
-    for y in outputs:
-        if y.id in seen:
-            continue
-        seen.add(y.id)
-        path, rests = [y], [iter(y.src)]        # tensors on the way down, and the sources each still has to visit
-        while path:
-            for s in rests[-1]:
-                if s is None or s.id in seen:
-                    continue
-                s._check()
-                seen.add(s.id)
-                if s.src:
-                    path.append(s)
-                    rests.append(iter(s.src))
-                    break
-                is_leaf = s.op == none and not cells[s.id * T_WORDS + T_FLAGS] & FLAG_PARAM
-                (leafs if is_leaf else nodes).append(s)
-            else:
-                t = path.pop()
-                rests.pop()
-                is_leaf = t.op == none and not cells[t.id * T_WORDS + T_FLAGS] & FLAG_PARAM
-                (leafs if is_leaf else nodes).append(t)
-    return nodes, leafs

@@ -10,6 +10,9 @@
 A device's graph has one node for each node of the user's, of its part of the tensor.  It runs in stretches that end
 where results have to meet: summands are added, in the order of the devices, and parts that an op needs whole are
 gathered; both pass through the host.  Memory of results is planned on each device by itself.
+
+Where all devices are the same one (parts of the host's memory), they run one graph together: what is whole is there
+once, sums and gathered results are nodes of it.
 Source: ggml-backend-meta.cpp.
 """
 import numpy as np
@@ -24,12 +27,14 @@ from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedRun, PlacedTensor, place_of
 from ggjit.graphs.plan_cache import without_plans
 from ggjit.meta.split import MIRRORED, PARTIAL, given, period, result_of, slice_offs, slice_shape
+from ggjit.ops.core import machine
 from ggjit.ops.core.errors import NotAllocated, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.sched.scheduler import Scheduler
 from ggjit.tensors.context import Context, alloc_ctx_tensors
+from ggjit.tensors.repeats import builders
 
 TYPE_META = "meta"
 MAX_DEVICES = 16
@@ -66,6 +71,8 @@ class MetaDevice(Device):
         self.devices, self.split, self.name = devices, split, name
         self.is_async = any(d.is_async for d in devices)
         self.description = " + ".join(d.name for d in devices)
+        # do they share all memory, so that one graph may compute the parts of all?
+        self.is_one = all(d is devices[0] for d in devices) and devices[0].buffer_type().is_host()
         self._buffer_type = MetaBufferType(self)
 
     def memory(self):
@@ -73,7 +80,8 @@ class MetaDevice(Device):
         return tuple(map(sum, zip(*(d.memory() for d in self.devices), strict=True)))
 
     def init_backend(self, params=""):
-        return MetaBackend(self, [d.init_backend(params) for d in self.devices])
+        together = self.devices[0].init_backend(params) if self.is_one else None
+        return MetaBackend(self, [d.init_backend(params) for d in self.devices], together)
 
     def buffer_type(self):
         return self._buffer_type
@@ -125,7 +133,7 @@ class Parts:
     def write(self, t, raw):
         """Bytes of all of `t` to its parts."""
         if self.state == MIRRORED:
-            for x in self.tensors:
+            for x in dict.fromkeys(self.tensors):
                 x.buffer.set_tensor(x, raw)
             return
         rows, at = np.frombuffer(raw, np.uint8).reshape(-1, period(t, t.nb, self.state)), 0
@@ -138,6 +146,8 @@ class Parts:
 class MetaBuffer(Buffer):
     """What lies in it is found by tensor: leaves and inputs by init_tensor, results by the run that computed them."""
 
+    n_changes = 0                       # how often parts of any buffer moved
+
     def __init__(self, buft, size):
         super().__init__(buft, size)
         self._parts = {}                # {(tensor's id, generation): Parts}
@@ -149,7 +159,7 @@ class MetaBuffer(Buffer):
             state = MIRRORED if isinstance(t, PlacedTensor) else given(t, device.split(t), len(device.devices))
             held = self._parts.get((t.id, t.generation))
             if held is None or held.state != state:     # a scheduler says it whenever it looks up places
-                self._parts[t.id, t.generation] = _allocated(t, state, self.buft.bufts)
+                self.computed({(t.id, t.generation): _allocated(t, state, device)})
 
     def init_view(self, t):
         """It has the memory of its base."""
@@ -163,8 +173,10 @@ class MetaBuffer(Buffer):
         return found
 
     def computed(self, parts):
-        """Where the results of a run are: {(id, generation): Parts}."""
-        self._parts.update(parts)
+        """Where tensors are from now on, such as the results of a run: {(id, generation): Parts}."""
+        if any(self._parts.get(key) is not p for key, p in parts.items()):
+            self._parts.update(parts)
+            MetaBuffer.n_changes += 1
 
     def get_tensor(self, t, offset=0, nbytes=None):
         nbytes = t.nbytes - offset if nbytes is None else nbytes
@@ -196,13 +208,17 @@ class MetaBuffer(Buffer):
 
     def free(self):
         self._parts.clear()
+        MetaBuffer.n_changes += 1
         super().free()
 
 
-def _allocated(t, state, bufts):
+def _allocated(t, state, device):
     """The Parts of a leaf, in memory of their own."""
     tensors, kept = [], []
-    for j, buft in enumerate(bufts):
+    for j, buft in enumerate(device.buffer_type().bufts):
+        if j and device.is_one and not state.is_cut:
+            tensors.append(tensors[0])
+            continue
         ctx = Context()
         tensors.append(ctx.new_tensor(t.type, slice_shape(t, state, j)[0], name=t.name))
         kept.append((ctx, alloc_ctx_tensors(ctx, buft)))
@@ -210,13 +226,16 @@ def _allocated(t, state, bufts):
 
 
 class MetaBackend(Backend):
-    """`backends`: one on each device."""
+    """`backends`: one on each device; `together`: computes the parts of all, on all their threads, or None."""
     n_threads, abort_callback = 1, None
     reads_placements = True
 
-    def __init__(self, device, backends):
+    def __init__(self, device, backends, together):
         super().__init__(device)
-        self.backends = backends
+        self.backends, self.together = backends, together
+        if hasattr(together, "n_threads"):
+            asked = [b.n_threads for b in backends]
+            together.n_threads = max(*asked, min(sum(asked), machine.available_cores()))
 
     def graph_plan_create(self, graph, placement=None):
         """A plan: `compute()` runs the graph on every device.  A graph that reads host memory gets a Scheduler of this
@@ -277,18 +296,27 @@ class MetaRun:
 
     def __init__(self, backend, graph):
         self.backend, self.graph = backend, graph
-        self.n = len(backend.backends)
+        self.n, self.is_one = len(backend.backends), backend.together is not None
+        self._backends = [backend.together] if self.is_one else backend.backends
         self._ctxs = [Context() for _ in range(self.n)]
         self._parts, self._leaves = {}, {}      # by tensor's id: Parts
         self._steps, self._gathered = [], {}    # [(first, end)] of stretches and functions between them
         self._host = {}                         # by tensor's id: its summands as arrays, where they are host memory
-        self._nodes, self._first = [[] for _ in range(self.n)], 0
+        # of each backend: (node, number in `_computed` of the node whose result it has, or None)
+        self._nodes, self._first = [[] for _ in self._backends], 0
         self._build()
         self._plan()
+        self._n_changes = MetaBuffer.n_changes
 
     def is_current(self):
         """Are the leaves' parts still the ones it was made with?"""
-        return all(t.buffer.parts(t) is self._leaves[t.id] for t in self._leaf_tensors)
+        if self._n_changes == MetaBuffer.n_changes:
+            return True
+        now = MetaBuffer.n_changes
+        if any(t.buffer.parts(t) is not self._leaves[t.id] for t in self._leaf_tensors):
+            return False
+        self._n_changes = now
+        return True
 
     # ------------------------------------------------------------ making
     def _build(self):
@@ -306,17 +334,20 @@ class MetaRun:
                 self._parts[t.id] = self._leaves[t.id] = t.buffer.parts(t)
                 self._leaf_tensors.append(t)
                 continue
+            of = len(self._computed)
             self._computed.append(t)
             try:
                 state = result_of(t, [None if s is None else self._parts[s.id].state for s in t.src])
                 sources = [None if s is None else self._parts[s.id].tensors for s in t.src]
-                self._parts[t.id] = self._part_nodes(t, state, sources)
+                self._parts[t.id] = self._part_nodes(t, state, sources, of)
             except NotSupported:
                 if t.view_src is not None and self._root(t).state != MIRRORED:
                     raise
                 sources = [None if s is None else self._whole(s, t) for s in t.src]
-                self._parts[t.id] = self._part_nodes(t, MIRRORED, sources)
-            if self._parts[t.id].state == PARTIAL:
+                self._parts[t.id] = self._part_nodes(t, MIRRORED, sources, of)
+            if self._parts[t.id].state == PARTIAL and self.is_one:
+                self._parts[t.id] = self._added_here(self._parts[t.id], of)
+            elif self._parts[t.id].state == PARTIAL:
                 self._end_stretch(self._added, t)
                 self._parts[t.id].state = MIRRORED
         self._end_stretch()
@@ -324,14 +355,15 @@ class MetaRun:
     def _root(self, t):
         return self._parts.get(t.view_src.id) or MIRRORED_PARTS
 
-    def _part_nodes(self, t, state, sources, root=None):
-        """The node of each device for node `t`; root: Parts of what it views, if not those of the base."""
+    def _part_nodes(self, t, state, sources, of, root=None):
+        """The node of each device for node `t`; of: its number; root: Parts of what it views, if not those of the
+        base."""
         of_view = t.view_src is not None
         root = root or (self._parts.get(t.view_src.id) if of_view else None)
         if of_view and (root is None or t.op not in VIEW_OPS and root.state != state):
             raise NotSupported(f"{describe(t)} works in the memory of {describe(t.view_src)}, which is cut otherwise")
-        made = []
-        for j in range(self.n):
+        made, of = [], None if state == PARTIAL and self.is_one else of
+        for j in range(1 if self.is_one and state == MIRRORED else self.n):
             ne, nb = slice_shape(t, state, j)
             if not of_view and state.is_cut and not is_contiguous(t):
                 raise NotSupported(f"{describe(t)} is not contiguous")
@@ -340,9 +372,30 @@ class MetaRun:
             src = tuple(None if s is None else s[j] for s in sources)
             made.append(self._ctxs[j]._add(t.type, t.op, ne, nb, t.ndim, tuple(int(p) for p in t.op_params), src, view,
                                            offs, t.name))
-        for nodes, x in zip(self._nodes, made, strict=True):
-            nodes.append(x)
-        return Parts(state, made)
+        for j, x in enumerate(made):
+            self._nodes[j % len(self._nodes)].append((x, of))
+        return Parts(state, made if len(made) == self.n else made * self.n)
+
+    def _here(self, of, x):
+        """The Parts of a node of the graph that is computed for all devices."""
+        self._nodes[0].append((x, of))
+        return Parts(MIRRORED, [x] * self.n)
+
+    def _added_here(self, parts, of):
+        total, *rest = parts.tensors
+        with self._ctxs[0]:
+            for x in rest:
+                total = builders()["add"](total, x)
+                last = self._here(of if x is rest[-1] else None, total)
+        return last
+
+    def _gathered_here(self, s):
+        whole, *rest = self._parts[s.id].tensors
+        with self._ctxs[0]:
+            for x in rest:
+                whole = builders()["concat"](whole, x, self._parts[s.id].state.axis)
+                last = self._here(None, whole)
+        return last
 
     def _whole(self, s, reader):
         """The tensors of `s`, whole on every device: gathered where it is cut.  reader: the node that has no rule."""
@@ -354,13 +407,17 @@ class MetaRun:
             return found.tensors
         if s.op in VIEW_OPS and s.view_src is not None:                 # the same view of what is gathered
             root = Parts(MIRRORED, self._whole(s.view_src, reader))
-            found = self._gathered[s.id] = self._part_nodes(s, MIRRORED, [self._whole(s.src[0], reader)], root)
+            sources, of = [self._whole(s.src[0], reader)], len(self._computed)
             self._computed.append(s)
+            found = self._gathered[s.id] = self._part_nodes(s, MIRRORED, sources, of, root)
             return found.tensors
         if not is_contiguous(s) or s.id in self._leaves or s.view_src is not None:
             raise NotSupported(f"{describe(s)} is cut, and {reader!r} has no rule for its parts; cut it otherwise")
-        found = self._gathered[s.id] = _allocated(s, MIRRORED, self.backend.device.buffer_type().bufts)
-        self._end_stretch(self._gather, s, found)
+        if self.is_one:
+            found = self._gathered[s.id] = self._gathered_here(s)
+        else:
+            found = self._gathered[s.id] = _allocated(s, MIRRORED, self.backend.device)
+            self._end_stretch(self._gather, s, found)
         return found.tensors
 
     def _end_stretch(self, then=None, *about):
@@ -375,23 +432,24 @@ class MetaRun:
         """Memory on each device for the results, and plans of the stretches."""
         self._graphs, self._allocators = [], []
         self._stays = self._staying()
-        for b, nodes in zip(self.backend.backends, self._nodes, strict=True):
+        for b, pairs in zip(self._backends, self._nodes, strict=True):
+            nodes = [x for x, _ in pairs]
             computed = {x.id for x in nodes}
             leafs = list({s.id: s for x in nodes for s in x.src if s is not None and s.id not in computed}.values())
             whole = Graph._in_order(nodes[-1:], nodes, leafs)
-            whole._keep([x for x, stays in zip(nodes, self._stays, strict=True) if stays])
+            whole._keep([x for x, of in pairs if of is not None and self._stays[of]])
             allocator = GraphAllocator(b)
             allocator.alloc_graph(whole)
             self._graphs.append(whole)
             self._allocators.append(allocator)
-        self._stretches = []
-        for step in self._steps:
+        self._stretches = [([(self._backends[0], self._graphs[0])], None)] if self.is_one else []
+        for step in () if self.is_one else self._steps:
             if callable(step[0]):
                 self._stretches.append(step)
                 continue
             first, end = step
             parts = []
-            for b, whole in zip(self.backend.backends, self._graphs, strict=True):
+            for b, whole in zip(self._backends, self._graphs, strict=True):
                 nodes = whole.nodes[first:end]
                 computed = {x.id for x in nodes}
                 leafs = list({s.id: s for x in nodes for s in x.src if s is not None and s.id not in computed}.values())
@@ -417,7 +475,7 @@ class MetaRun:
                 for i, (t, (m, lo, hi)) in enumerate(zip(self._computed, where, strict=True))]
 
     def _at(self, j, x):
-        return PlacedTensor(x, (), place_of(self._graphs[j].placement, x))
+        return PlacedTensor(x, (), place_of(self._graphs[j % len(self._graphs)].placement, x))
 
     # ------------------------------------------------------------ running
     def compute(self):

@@ -202,6 +202,7 @@ class Context(HtmlRepr):
         ref, refs = NumberedRef(t, _note_dead), self._refs
         ref.number = row
         refs.append(ref)
+        TABLE.handles[row] = ref
         if len(refs) > self._n_refs_to_sweep:
             self._forget()
         return t

@@ -15,8 +15,10 @@ import struct
 import numpy as np
 
 from ggjit.ops.core.errors import BadFile, CannotWrite, ParamError, ShapeError, TypeMismatch, extra
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.whole_file import whole_file
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.train.history import History
 
 WHOLE = 0, 0.0, 0, 0                    # an epoch that is not whole has steps, a sum of losses, right rows, rows
@@ -79,11 +81,25 @@ def load(path, params, states, setup):
 def _words(path, words):
     """(place, History) of a file's metadata.  Errors: BadFile."""
     try:
-        place, history = json.loads(words["place"]), History(**json.loads(words["history"]))
-        return {"step": int(place["step"]), "epoch": int(place["epoch"]), "setup": dict(place["setup"]),
-                "partial": tuple(place.get("partial", WHOLE))}, history
-    except (KeyError, ValueError, TypeError) as e:
+        place, history = parse_json(words["place"]), History(**parse_json(words["history"]))
+        n_done, total, right, seen = place.get("partial", WHOLE)
+        if not all(is_whole(n, 0) for n in (place["step"], place["epoch"], n_done, seen)):
+            raise ValueError("steps, epochs and rows are not whole numbers")
+        _check_history(history)
+        return {"step": place["step"], "epoch": place["epoch"], "setup": dict(place["setup"]),
+                "partial": (n_done, float(total), float(right), seen)}, history
+    except (KeyError, ValueError, TypeError, OverflowError) as e:
         raise _bad(path, e) from None
+
+
+def _check_history(history):
+    """TypeError and others, where what JSON says are not numbers and texts as they have to be."""
+    for name, empty in dataclasses.asdict(History()).items():
+        x = getattr(history, name)
+        if type(x) is not type(empty):
+            raise TypeError(f"{name} is {x!r}")
+        if isinstance(x, list):
+            x[:] = map(float, x)
 
 
 def _bad(path, error):

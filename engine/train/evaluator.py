@@ -3,7 +3,8 @@ import numpy as np
 
 from ggjit.api.rematerialize import Rematerialized
 from ggjit.graphs.allocator import GraphAllocator
-from ggjit.graphs.graph import Graph, visit
+from ggjit.graphs.graph import Graph
+from ggjit.graphs.visit import visit
 from ggjit.ops.core.errors import NotAllocated, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.shape import describe

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 
-from ggjit.graphs.graph import visit
+from ggjit.graphs.visit import visit
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import FLAG_PARAM, OP

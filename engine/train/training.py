@@ -21,8 +21,9 @@ from ggjit.core.arguments import expect
 from ggjit.core.placing import place_tensors
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.backward import gradients
-from ggjit.graphs.graph import Graph, visit
+from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
+from ggjit.graphs.visit import visit
 from ggjit.ops.core.errors import GgjitError, NotAllocated, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.interrupts import KeepInterrupts
 from ggjit.ops.core.record import FLAG_PARAM, OP, VIEW_OPS

@@ -11,7 +11,6 @@
 """
 import ast
 import base64
-import json
 import pathlib
 import re
 import struct
@@ -21,6 +20,7 @@ from ggjit.models.text.pre_tokenizers import BY_NAME
 from ggjit.models.text.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ggjit.models.text.vocabulary import SPACE
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError
+from ggjit.ops.core.json_text import parse_json
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 PIECES, RWKV = ("tokenizer.model", "spiece.model"), "rwkv_vocab_v20230424.txt"
@@ -52,7 +52,7 @@ def inside(folder, name, by):
 def read_json(path, needed=True, kind=dict):
     """The object, or list, in a JSON file; {} where a file that is not needed is missing.  Errors: BadFile."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = parse_json(path.read_text("utf-8"))
     except FileNotFoundError:
         if not needed:
             return {}
@@ -60,7 +60,7 @@ def read_json(path, needed=True, kind=dict):
             from None
     except OSError as e:
         raise BadFile(f"{path}: {e.strerror}; check the permissions") from e
-    except (ValueError, RecursionError) as e:
+    except ValueError as e:
         raise BadFile(f"{path}: no JSON ({e}); fetch it again") from None
     if not isinstance(found, kind):
         raise BadFile(f"{path}: a {type(found).__name__}, a {kind.__name__} is expected; fetch it again")

@@ -254,12 +254,27 @@ def part_path(name, i, n):
 
 
 def give_back(array):
-    """Drop the pages of a mapped file that lie wholly inside `array`; the next read takes them from the file."""
+    """Drop the pages of a mapped file that lie wholly inside `array`; the next read takes them from the file.
+
+    Where the system holds the file in pages of 2 MB, a read of what lies beside would map these whole again.
+    """
     if sys.platform == "linux":
         page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
         start, end = -(-first // page) * page, (first + array.nbytes) // page * page
         if end > start:
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+            _advise(start, end, mmap.MADV_NOHUGEPAGE)
+            _advise(start, end, mmap.MADV_DONTNEED)
+
+
+def in_small_pages(array):
+    """A mapped table of which some rows are read: no more than their surroundings shall come into memory."""
+    if sys.platform == "linux":
+        page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
+        _advise(first // page * page, -(-(first + array.nbytes) // page) * page, mmap.MADV_NOHUGEPAGE)
+
+
+def _advise(start, end, advice):
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
 def type_name(kind):

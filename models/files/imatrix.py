@@ -19,6 +19,7 @@ from ggjit.models.files.gguf import MAGIC, GGUFFile, StringArray
 from ggjit.models.files.save import Entry, encoded, write_gguf
 from ggjit.ops.core.errors import BadFile
 from ggjit.ops.core.types import F32
+from ggjit.ops.core.whole_numbers import is_whole
 
 SUMS, COUNTS, PLAIN = ".in_sum2", ".counts", ".in_sum"
 MAX_ENTRIES = 1 << 16
@@ -111,8 +112,15 @@ def _from_gguf(path):
             raise BadFile(f"{path}: {name!r} has {values.size} sums and {counts.size} counts; make the imatrix again")
         values = values.reshape(counts.size, -1).copy()
         sums[name] = ImportanceSums(values, counts.copy(), _plain_sums(file, name, values.shape))
-    return Imatrix(sums, tuple(file.get("imatrix.datasets", (), StringArray)), file.get("imatrix.chunk_count", 0, int),
-                   file.get("imatrix.chunk_size", 0, int), path)
+    return Imatrix(sums, tuple(file.get("imatrix.datasets", (), StringArray)), _chunks(file, "count"),
+                   _chunks(file, "size"), path)
+
+
+def _chunks(file, what):
+    n = file.get(f"imatrix.chunk_{what}", 0, int)
+    if not is_whole(n, 0, (1 << 32) - 1):
+        raise BadFile(f"{file.path}: imatrix.chunk_{what} is {n}; make the imatrix again")
+    return int(n)
 
 
 def _plain_sums(file, name, shape):

@@ -5,7 +5,6 @@
 
 The memory is read-only; the leaves' context (a new one unless given) keeps the file mapped.
 """
-import json
 import math
 import struct
 
@@ -17,6 +16,7 @@ from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.models.files.gguf import GGUFFile, _map_private
 from ggjit.models.files.save import SAFETENSORS_DTYPES
 from ggjit.ops.core.errors import BadFile, NotSupported
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.types import BF16
 from ggjit.tensors.context import Context
 
@@ -78,8 +78,8 @@ def _header(path, data):
     if n > min(data.size - 8, MAX_HEADER_NBYTES):
         raise _bad(path, f"{data.size} bytes do not hold a header of {n}")
     try:
-        header = json.loads(bytes(data[8:8 + n]))
-    except (ValueError, RecursionError) as e:
+        header = parse_json(bytes(data[8:8 + n]))
+    except ValueError as e:
         raise _bad(path, f"the header is no JSON: {e}") from None
     if not isinstance(header, dict):
         raise _bad(path, f"the header is a {type(header).__name__}, not an object")

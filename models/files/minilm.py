@@ -9,7 +9,6 @@ source files, so a new package or a new converter makes a new file; files appear
 """
 import hashlib
 import importlib.util
-import json
 import math
 import os
 import pathlib
@@ -19,6 +18,7 @@ import numpy as np
 from ggjit.display.progress import bar
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.ops.core.errors import BadFile, MissingExtra, ModelError, ParamError, extra
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.native.cache_files import cache_dir
 
@@ -108,7 +108,7 @@ def _open_weights(safetensors, source):
 def _read_config(source):
     """(config.json, the words of vocab.txt)"""
     try:
-        config = json.loads((source / "config.json").read_text("utf-8"))
+        config = parse_json((source / "config.json").read_text("utf-8"))
         missing = [k for k in CONFIG_KEYS if not isinstance(config.get(k), (int, float))]
         words = (source / "vocab.txt").read_text("utf-8").split("\n")[:config.get("vocab_size", 0)]
     except (ValueError, AttributeError) as e:       # not UTF-8, not JSON, not an object

@@ -1,6 +1,6 @@
 """Pictures as arrays of uint8 (height, width, 3), and other sizes of them.
 
-    read_picture("cat.jpg")        what Pillow reads (pip install 'ggjit[images]'); of animations the first frame
+    read_picture("cat.jpg")        FORMATS, by Pillow (pip install 'ggjit[images]'); of animations the first frame
     read_picture(array)            (h, w), (h, w, 1), (h, w, 3) or (h, w, 4): uint8, or floats from 0 to 1
 
 Transparent pixels lie on white.  `resized` is Pillow's resampling to the bit: along the rows, then along the columns,
@@ -14,6 +14,8 @@ import numpy as np
 
 from ggjit.ops.core.errors import BadFile, ParamError, ShapeError, TypeMismatch, extra
 
+# Pillow reads more, some of it (EPS) by starting programs
+FORMATS = "PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"
 MAX_PIXELS = 1 << 26            # of a picture as it is given: 200 MB
 MAX_SIDE = 1 << 16
 PRECISION = 22                  # bits of a weight
@@ -36,9 +38,9 @@ def read_picture(source):
 def _of_file(source):
     pillow = extra("PIL.Image", "images")
     name = f"a picture of {len(source)} bytes" if isinstance(source, bytes | bytearray) else os.fspath(source)
+    file = io.BytesIO(source) if isinstance(source, bytes | bytearray) else source
     try:
-        with contextlib.closing(pillow.open(io.BytesIO(source) if isinstance(source, bytes | bytearray) else source)) \
-                as picture:
+        with contextlib.closing(pillow.open(file, formats=FORMATS)) as picture:
             return _of_pillow(picture, name)
     except FileNotFoundError:
         raise BadFile(f"{name}: no such file; check the path") from None

@@ -9,7 +9,7 @@ from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.core.html_repr import size_text
 from ggjit.core.placing import move_tensors
 from ggjit.display.html import table
-from ggjit.models.files.gguf import give_back
+from ggjit.models.files.gguf import give_back, in_small_pages
 from ggjit.ops.core.errors import ModelError, NoSuchName, TypeMismatch
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits
@@ -161,6 +161,11 @@ class Weights(collections.abc.Mapping):
         if n_threads:
             self._pack(buffer, todo, n_threads)
         buffer.read_only = True
+
+    def read_by_rows(self, leaf):
+        """Only some rows of this leaf, a table, will be read."""
+        if self.device.type != TYPE_NULL:
+            in_small_pages(leaf.buffer.host_bytes(leaf.offs, leaf.nbytes))
 
     def _pack(self, buffer, todo, n_threads):
         def one(item):

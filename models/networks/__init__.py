@@ -20,5 +20,5 @@
     multiple_choice.py  which of several endings is likeliest: HellaSwag
     finetune.py         LoRA adapters trained; training.py: the loss as a graph
     peak.py             the peak memory of a model, measured without loading it; memory.py: what it takes, by term
-    fit.py              the best setting within so much memory
+    fit.py              the best setting within so much memory; arena.py: graphs within so many bytes
 """

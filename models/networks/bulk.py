@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import pathlib
-import threading
 
 import numpy as np
 
@@ -21,6 +20,8 @@ from ggjit.core.arguments import typed_call
 from ggjit.models.core.checks import integer
 from ggjit.models.networks.load import EMBEDDED, load_model
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError, TypeMismatch, extra
+from ggjit.ops.core.json_text import parse_json
+from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.whole_file import whole_file
 
 N_PART = 32                     # number of texts in a part
@@ -62,7 +63,7 @@ class GeneratedTexts:
 
     @staticmethod
     def load(path):
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
 
 
 @typed_call
@@ -170,7 +171,7 @@ def _on_workers(client, job, parts, todo):
 
 
 _models = {}                    # {what it was loaded with: the model of a worker}, at most one
-_loading = threading.Lock()
+_loading = ForkLock()
 
 
 def _loaded(job):

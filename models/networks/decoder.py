@@ -23,7 +23,7 @@ from ggjit.models.networks import decoder_graph as graphs
 from ggjit.models.networks.kv_cells import KVCells, whole_pages
 from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.memory import MemoryTerm, expected_in, terms_of_leaves
-from ggjit.models.networks.network import Network
+from ggjit.models.networks.network import MAX_KEPT_PLANS, Network
 from ggjit.models.networks.picture_tokens import PictureTokens
 from ggjit.models.networks.pooling import RANK, Pooling
 from ggjit.models.networks.vision import load_vision
@@ -32,6 +32,7 @@ from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
 from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
 from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
+from ggjit.models.text.running_batch import LEAST_PIECE
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import empty, oom_guard
@@ -142,7 +143,7 @@ class Decoder(Network):
 
     def _reserve(self):
         """Reserve memory for the largest graph, so that the arena never has to move."""
-        graph = self.largest_graph()
+        graph = self.within_arena(self.largest_graph())
         (self.scheduler or self._allocator).reserve(graph)
         if self.scheduler is None and self.backend.device is CPU:
             reserve_work(self.backend, graph)
@@ -219,9 +220,32 @@ class Decoder(Network):
 
     def largest_graph(self, all_logits=False):
         """A full batch that ends at the last cache row: what the compute arena is made for."""
-        n = min(self.n_batch, self.n_ctx)
+        return self.graph(*self.full_batch(self._piece(all_logits), all_logits))
+
+    def full_batch(self, n, all_rows=False, hidden=False):
+        """The shape of a graph of n tokens that end at the last cache row."""
         n_kv = min(self.cells.most, whole_pages(self.n_ctx)) if self.cells.paged else self.cells.most
-        return self.graph(n, n_kv, n if all_logits else min(n, self.n_seqs))
+        return n, n_kv, n if all_rows else min(n, self.n_seqs), hidden
+
+    def _piece(self, all_rows=False, hidden=False):
+        """Tokens that are read at once."""
+        n = min(self.n_batch, self.n_ctx)
+        return n if self.arena is None else min(n, self.arena.piece(all_rows, hidden))
+
+    @property
+    def n_plans(self):
+        n = self._piece()
+        return min(len({self.cells.rounded(end) for end in range(n, self.n_ctx + n, n)}), MAX_KEPT_PLANS)
+
+    def _keep_within(self, arena):
+        self.arena, self.n_batch = arena, arena.piece()
+
+    @property
+    def least_piece(self):
+        """Tokens that a batch of any length can be cut into so many of, and pieces that the same kernels compute; they
+        hold a picture."""
+        picture = self.vision is not None and self.vision.sees_all
+        return max(2 * LEAST_PIECE, self.vision.n_side ** 2 // self.vision.n_merge ** 2 if picture else 0)
 
     def _shape_of(self, n_tokens):
         return n_tokens, self.cells.rounded(n_tokens), 1
@@ -467,7 +491,7 @@ class Decoder(Network):
             text.exact, text.hooked = min(text.exact, n), min(text.hooked, n)
         try:
             at = 0
-            for part in counted("reading batches of tokens", self._batches(ids)):
+            for part in counted("reading batches of tokens", self._batches(ids, self._piece(all_rows, hidden))):
                 state_rows = self.cells.free_state_rows(1, state_row)
                 out = self._fed_batch([(text, part)], state_rows, all_rows, hidden,
                                       None if rows is None else rows[at:at + len(part)])
@@ -483,12 +507,18 @@ class Decoder(Network):
         return self._handed_out.add(empty((n, self.n_embd if hidden else self.n_vocab), np.float32,
                                           "hidden states" if hidden else "logits"))
 
-    def _batches(self, ids):
-        """[ids of each batch]; a picture whose vectors see each other is not cut."""
-        ends = list(range(self.n_batch, len(ids), self.n_batch))
+    def _batches(self, ids, n):
+        """[ids of each batch], n or less; a picture whose vectors see each other is not cut.  Within an arena those of
+        the batch that was asked for are cut into equal pieces, so that none is short where the batch was not."""
+        if self.arena is not None:
+            whole = min(self.options.n_batch, self.n_ctx)
+            batches = np.split(ids, range(whole, len(ids), whole)) if len(ids) else []
+            if self.vision is None or not self.vision.sees_all:
+                return [piece for batch in batches for piece in np.array_split(batch, -(-len(batch) // n))]
+        ends = list(range(n, len(ids), n))
         if ends and self.vision is not None and self.vision.sees_all:
             ends, whole = [], self.pictures.runs(ids)
-            while (end := (ends[-1] if ends else 0) + self.n_batch) < len(ids):
+            while (end := (ends[-1] if ends else 0) + n) < len(ids):
                 ends.append(next((a for a, b in whole if a < end < b), end))
         return np.split(ids, ends) if len(ids) else []
 

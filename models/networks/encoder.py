@@ -38,6 +38,7 @@ class Encoder(Network):
         table, types = tensors.get("token_embd.weight"), tensors.get("token_types.weight")
         self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0
         self.embd = loader.want("token_embd.weight", self.n_embd, self.n_vocab)
+        self.weights.read_by_rows(self.embd)
         self.pos = loader.want("position_embd.weight", self.n_embd, self.n_ctx) if about.positions else None
         self.type = None
         if about.token_types and types:

@@ -9,7 +9,6 @@ Gradients pass through frozen weights: dx = W^T dy reads W as it is in the file.
 """
 import contextlib
 import gc
-import json
 import math
 import os
 import pathlib
@@ -39,6 +38,7 @@ from ggjit.models.networks.memory import (
 )
 from ggjit.models.networks.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.machine import resident_nbytes
 from ggjit.train import checkpoint as checkpoints
 from ggjit.train.dataset import Dataset
@@ -79,8 +79,8 @@ def _texts(path):
 
 def _text_of(line, n, path):
     try:
-        found = json.loads(line)
-    except json.JSONDecodeError as e:
+        found = parse_json(line)
+    except ValueError as e:
         raise BadFile(f"{path}, line {n}: {e}; every line is a JSON object with a \"text\"") from None
     if not isinstance(found, dict) or not isinstance(found.get("text"), str):
         raise BadFile(f"{path}, line {n}: an object with a string \"text\" is expected, got {line[:40]!r}")

@@ -70,6 +70,8 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     shared with the file; None: encoders', and those of decoders that are large, where this processor is faster for it
     and half of the free memory holds them (`ggjit info --tuning`).  reserve=False sets no memory aside for computing
     yet.  Weights are mapped, not read, but for repacked ones and those on a GPU.
+    arena: the most bytes that computed results may take, such as "24M"; prompts of any length are read in pieces, by
+    the cheapest plan that fits, with the same bits (docs/byte-budget.md).
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
     output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.
     override_tensor: {pattern: "CPU" or the GPU's name}: where tensors whose names match lie, before all other rules.

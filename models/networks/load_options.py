@@ -10,7 +10,7 @@ from ggjit.models.core.checks import known_options
 DECODER_OPTIONS = "n_ctx", "n_batch", "kv_type", "flash", "n_seqs", "n_cells"
 ARGUMENTS = ("backend", "n_threads", "reserve", "n_gpu_layers", "cpu_moe", "strict", "validate", "lora", "devices",
              "vision")
-KEYWORDS = (*DECODER_OPTIONS, *ROPE_OPTIONS, "pooling", "repack")          # names of load_model's **options
+KEYWORDS = (*DECODER_OPTIONS, *ROPE_OPTIONS, "pooling", "repack", "arena")          # names of load_model's **options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,7 @@ class LoadOptions:
     repack: bool | None = None
     vision: Any = None                  # path of the mmproj file of a decoder
     pooling: str | None = None          # how tokens become one vector; None: as the file says
+    arena: Any = None                   # bytes, or a text such as "24M", that computed results may take
     n_ctx: int | None = None
     n_batch: int = 512
     kv_type: Any = "F16"

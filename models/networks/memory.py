@@ -19,6 +19,7 @@ The last one is not the model's: `.anonymous` and `.file` leave it out.
 import contextlib
 import dataclasses
 import html
+import itertools
 import weakref
 
 from ggjit.alloc.report import mib
@@ -30,6 +31,9 @@ from ggjit.ops.core.types import F32
 AROUND = 1 << 16                # bytes: the system maps so much of a file around what is read (fault_around_bytes)
 PROCESS = "Python and libraries"
 COUNTED = "tokenizer", "code", PROCESS          # terms that are what they are: they were measured
+# of code: what any model's kernels and modules take; objects and rows of a plan, per node of the first and of each;
+# and what loading leaves free on the heap, where the first plans lie.  Measured, within 3 MB, on the models of a test.
+KERNELS_NBYTES, FIRST_NODE_NBYTES, NODE_NBYTES, FREE_NBYTES = 5 << 20, 2500, 1250, 9 << 19
 HOST, MAPPED = "host", "mapped"
 HEAD = ("", "anonymous", "of files", "size", "")
 
@@ -261,7 +265,8 @@ def expected(m, graph, arenas, work_nbytes, n_logits, before):
 
     def host(name, nbytes, about=""):
         return MemoryTerm(name, nbytes, nbytes, about=about)
-    return [MemoryTerm("weights", weights.nbytes + header, 0, header + read_nbytes(m, graph), about=MAPPED),
+    return [MemoryTerm("weights", weights.nbytes + header, 0, header + read_nbytes(m, [graph, *m.other_graphs()]),
+                       about=MAPPED),
             host("repacked weights", weights.repacked_nbytes), *expected_in("weights", weights.moved, m),
             *(MemoryTerm("adapters", w.nbytes, 0, w.nbytes) for w in adapters),
             *m.expected_kept(),
@@ -270,8 +275,14 @@ def expected(m, graph, arenas, work_nbytes, n_logits, before):
             host("kernel work", work_nbytes),
             host("inputs", sum(a.nbytes for a in unique_memory(
                 b._arena for b in inputs.values() if b._arena is not None))),
+            host("code", code_nbytes(len(graph), m.n_plans)),
             host("logits", n_logits * m.n_vocab * F32.nbytes, "while the caller uses them"),
             MemoryTerm("tokenizer", anonymous + of_file, anonymous, of_file), process_term(before)]
+
+
+def code_nbytes(n_nodes, n_plans):
+    """Anonymous bytes that kernels and so many plans are expected to take; nothing is compiled."""
+    return KERNELS_NBYTES + FIRST_NODE_NBYTES * n_nodes + max(n_plans * NODE_NBYTES * n_nodes - FREE_NBYTES, 0)
 
 
 def expected_in(name, buffers, m):
@@ -288,11 +299,11 @@ def weights_of_adapters(m):
     return [a._weights for a in m.weights.adapters if a._weights is not None]
 
 
-def read_nbytes(m, graph):
-    """Bytes of the file's pages that computing `graph` brings into memory: all tensors but repacked ones; of tables
+def read_nbytes(m, graphs):
+    """Bytes of the file's pages that computing `graphs` brings into memory: all tensors but repacked ones; of tables
     that only rows are taken from, what n_ctx different tokens read at most."""
     rows_only, whole = set(), set()
-    for t in graph.nodes:
+    for t in itertools.chain(*(graph.nodes for graph in graphs)):
         for x in t.src:
             if x is not None:
                 (rows_only if t.op is OP.GET_ROWS and x is t.src[0] else whole).add(x.base.id)

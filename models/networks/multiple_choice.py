@@ -8,7 +8,6 @@ The tokens that all of "context ending" have in common are read once.  Sources: 
     files    .txt      six lines a task: context, number of the right ending (0 to 3), four endings     (llama.cpp's)
              .jsonl    {"context": ..., "choices": [...], "answer": 0}, a task a line
 """
-import json
 import math
 
 import numpy as np
@@ -18,6 +17,7 @@ from ggjit.display.progress import bar
 from ggjit.models.core.checks import is_path, read_text
 from ggjit.models.text.logprobs import log_softmax
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.whole_numbers import is_whole
 
 LINES = 6                       # of a task of HellaSwag
@@ -97,9 +97,9 @@ def read_tasks(path):
 
 def _of_json(path, i, line):
     try:
-        task = json.loads(line)
+        task = parse_json(line)
         context, endings, answer = task["context"], task["choices"], task["answer"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         raise BadFile(f'{path}, line {i}: expected {{"context": ..., "choices": [...], "answer": 0}}') from None
     if not isinstance(endings, list) or not is_whole(answer, 0, len(endings) - 1):
         raise BadFile(f"{path}, line {i}: the answer is {answer!r}, expected the number of one of the choices")

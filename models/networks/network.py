@@ -19,6 +19,7 @@ from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.gguf import StringArray
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks import inside
+from ggjit.models.networks.arena import ComputeArena
 from ggjit.models.networks.device_map import DeviceMap
 from ggjit.models.networks.hooks import Hooks
 from ggjit.models.networks.layout import repacked
@@ -84,6 +85,7 @@ class Network:
     CAUSAL = True                   # does attention look back only?
     last_speed = None               # {"prompt", "decode": tokens a second} of the last text that was generated
     flash = True                    # may one kernel compute attention?
+    arena = None                    # the ComputeArena that computed results have to lie in
     pooling = None                  # how the tokens of a text become one row (networks/pooling.py)
 
     def __init__(self, file, options=None):
@@ -120,6 +122,8 @@ class Network:
             for gpu in self.offload.gpus:
                 for part in (self.weights, *self.weights.adapters):
                     part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
+            if options.arena is not None:
+                self._keep_within(ComputeArena(self, options.arena))
             if options.reserve:
                 self._reserve()
         except BaseException:
@@ -271,9 +275,19 @@ class Network:
         with self._code, self._code.without(self._compute_memory):
             ctx, inputs, results = self._built(shape)
             with followed_by(self._later_kernels):
-                plan = self._plan(Graph(*results)) if self._hooks.wanted is None else \
-                    inside.hooked_plan(self, inputs, results)
+                if self._hooks.wanted is None:
+                    graph = self.within_arena(Graph(*results))
+                    results, plan = graph.outputs, self._plan(graph)
+                else:
+                    plan = inside.hooked_plan(self, inputs, results)
             return Step(ctx, inputs, results[0], plan, results[1:])
+
+    def within_arena(self, graph):
+        """`graph`, or one that computes the same within `arena`.  Errors: BudgetError."""
+        return graph if self.arena is None else self.arena.within(graph)
+
+    def _keep_within(self, arena):
+        self.arena = arena
 
     def _plan(self, graph):
         """A plan of `graph`.  All share one arena, since they never run at the same time."""
@@ -327,6 +341,10 @@ class Network:
         """(graph, {"weights": bytes, "KV cache": bytes}) of the most tokens at once: what gg.measure(m) shows."""
         return self.largest_graph(), {"weights": self.weights.nbytes, "KV cache": getattr(self, "kv_nbytes", 0)}
 
+    def other_graphs(self):
+        """Graphs that read weights which the largest one does not."""
+        return []
+
     def warm_up(self):
         """Plan graphs of common sizes, which compiles their kernels into the cache."""
         for shape in self._common_shapes():
@@ -334,6 +352,11 @@ class Network:
 
     def _common_shapes(self):
         return ()
+
+    @property
+    def n_plans(self):
+        """Plans that are kept once a text as long as the context was read."""
+        return 1
 
     def _later_shapes(self):
         """Shapes that follow whatever is planned first."""

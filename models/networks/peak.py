@@ -98,12 +98,12 @@ def model_file(model):
 
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
                all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True, what_if=(), lora=(),
-               n_gpu_layers=None, cpu_moe=False, override_tensor=(), devices=(), vision=None, image=None):
+               n_gpu_layers=None, cpu_moe=False, override_tensor=(), devices=(), arena=None, vision=None, image=None):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
     model: a GGUF path (None: the model of the package), a name in SHAPES, or a ShapeFile.  all_logits: keep logits of
-    every token of the batch, as llama.cpp reserves them.  strict, lora: as load_model.  what_if: as gg.measure's.
-    `.kinds` tells weights, KV cache, compute arena and kernel work apart.
+    every token of the batch, as llama.cpp reserves them.  strict, lora, arena: as load_model.  what_if: as
+    gg.measure's.  `.kinds` tells weights, KV cache, compute arena and kernel work apart.
 
     `.memory`: a MemoryUse, what a process that loads the model so and reads a context of tokens takes in all, by term,
     as `m.memory()` of the loaded model has it; with all_logits, the logits of all these tokens are handed out.  Its
@@ -123,8 +123,8 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
     t0 = time.perf_counter()
     with null_network(model_file(model), devices, n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type,
                       repack=repack, strict=strict, lora=lora, n_gpu_layers=n_gpu_layers, cpu_moe=cpu_moe,
-                      override_tensor=override_tensor, vision=vision) as m:
-        graph = m.largest_graph(all_logits)
+                      override_tensor=override_tensor, arena=arena, vision=vision) as m:
+        graph = m.within_arena(m.largest_graph(all_logits))
         report = measured(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path),
                           what_if=checked(what_if), compared=True, repacked=m.weights.repacked)
         work = kernel_work_nbytes(graph, n_threads, m.weights.repacked)

@@ -18,11 +18,11 @@ Source: arXiv 2409.12191.
 import bisect
 import collections
 import hashlib
-import threading
 
 import numpy as np
 
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.locks import ForkLock
 
 MAX_NBYTES = 1 << 28
 MAX_ID = (1 << 31) - 1
@@ -34,7 +34,7 @@ class PictureTokens:
     def __init__(self, n_vocab):
         self.n_vocab = self.end = n_vocab           # ids below `end` were given
         self._kept = collections.OrderedDict()      # {digest: (first id, vectors, columns)}, the one used last behind
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._firsts = []                           # (first id, digest), ascending
 
     def ids_of(self, vectors):

@@ -19,6 +19,7 @@ import numpy as np
 from ggjit.models.blocks.description import WHOLE
 from ggjit.models.networks.kv_cells import ALL
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.core.whole_numbers import is_whole
 
@@ -154,10 +155,10 @@ def _checked(m, state, source):
     if n_header > MAX_HEADER_NBYTES or zlib.crc32(state[:-4]) != LENGTH.unpack(state[-4:])[0]:
         raise broken(f"the {len(state)} bytes of the saved state are cut off or damaged")
     try:
-        header = json.loads(state[start:start + n_header])
+        header = parse_json(state[start:start + n_header])
         model, kv_type, n_past, n_exact, n_bytes = (
             header[k] for k in ("model", "kv_type", "n_past", "n_exact", "n_bytes"))
-    except (ValueError, TypeError, KeyError, RecursionError) as e:
+    except (ValueError, TypeError, KeyError) as e:
         raise broken(f"the header cannot be read ({e})") from None
     body = state[start + n_header:-4]
     if not all(is_whole(n, 0) for n in (n_past, n_exact, n_bytes)) or n_bytes != len(body) or 4 * n_past > n_bytes:

@@ -18,6 +18,7 @@ import dataclasses
 import numpy as np
 
 import ggjit as gg
+from ggjit.graphs.graph import Graph
 from ggjit.models.networks.hooks import TensorSpec
 from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import IndexRangeError, ParamError
@@ -143,6 +144,11 @@ class SpeechNetwork(Network):
         """[{name: tensor}, ...]: the graphs of a pair are taken together."""
         return [{name: t for named in super(SpeechNetwork, self)._named(pair) for name, t in named.items()}
                 for pair in shapes]
+
+    def other_graphs(self):
+        """The decoder's, of a token."""
+        shape = next(shape for shape in self._common_shapes() if isinstance(shape, Decode))
+        return [Graph(*self._built(shape)[2])]
 
     def _spec(self, name, tensors):
         t, = tensors

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ggjit.core.arguments import nearest
 from ggjit.models.files.gguf import StringArray
 from ggjit.ops.core.errors import MissingExtra, ModelError, NotSupported, ParamError
+from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.user_warnings import warn_once
 
 KEY = "tokenizer.chat_template"
@@ -130,7 +131,7 @@ class _Worker:
     """The rendering process: started when it is first needed, ended with this one, replaced when it was killed."""
 
     def __init__(self):
-        self._process, self._pid, self._lock = None, None, threading.Lock()
+        self._process, self._pid, self._lock = None, None, ForkLock()
 
     def ask(self, job):
         """The answer to a line; one that says "broken" if there was none in time."""

@@ -334,7 +334,7 @@ class RunningBatch:
 
         A Ctrl-C waits for the end of it: a sequence whose next token is chosen in part could not go on.
         """
-        with defer_interrupts(lambda frame: True):
+        with defer_interrupts():
             self._taken(sequence, logits)
 
     def _taken(self, sequence, logits):

@@ -16,6 +16,8 @@ import warnings
 
 from ggjit.ops.core.errors import GgjitError
 
+_WRAP_BUILDERS = "ggjit.ops.core.", "ggjit.core.", "ggjit.tensors."        # modules between a builder and its caller
+
 
 def all_or_nothing(build):
     """A builder of several nodes: where a later one is refused, the earlier ones are gone when the error comes out.
@@ -57,7 +59,7 @@ def writes_in_c(build):
 
 def _is_dropped(frame):
     """Is the result of the call that the frame is at thrown away by its next instruction?"""
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("ggjit."):   # what wraps builders
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_WRAP_BUILDERS):
         frame = frame.f_back
     if frame is None:
         return False

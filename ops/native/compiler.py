@@ -46,6 +46,7 @@ from numba.core.untyped_passes import (
 )
 
 from ggjit.ops.core.errors import NotSupported
+from ggjit.ops.core.interrupts import let_in
 from ggjit.ops.native import isa
 
 
@@ -150,6 +151,10 @@ class KernelLibrary(JITCodeLibrary):
 
 class _Passes(PassManager):
     _ENFORCING = False          # Numba checks the whole function after each pass: turned off
+
+    def _runPass(self, *args):
+        let_in()                # a Ctrl-C inside a pass would leave Numba's tables half changed
+        super()._runPass(*args)
 
 
 class _TypingContext:

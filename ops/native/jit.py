@@ -32,16 +32,14 @@ import numpy as np
 from llvmlite import binding as llvm
 from numba import carray, cfunc, njit, types
 from numba.core import bytecode
-from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.interrupts import defer_interrupts
-from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.settings import asked_isa
 from ggjit.ops.core.user_warnings import warn
-from ggjit.ops.native import cache_files, isa, waiting
+from ggjit.ops.native import cache_files, forks, isa, waiting
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, codegen, unknown
 from ggjit.ops.native.kernel_pack import SHIPPED
 
@@ -80,18 +78,9 @@ def _number_functions():
     bytecode.FunctionIdentity._unique_ids = iter(range(int.from_bytes(os.urandom(6), "little") << 8, 1 << 63))
 
 
-def _after_fork():
-    """In the child: numbers of its own; and the compiler's locks are open, which threads may have held that are not
-    here."""
-    _number_functions()
-    for lock in (global_compiler_lock._lock, llvm.ffi.lib._lock._lock):
-        if not lock._is_owned():
-            lock._at_fork_reinit()
-
-
 _number_functions()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_number_functions)
 
 _SCALARS = {"i64": (types.int64, ctypes.c_int64), "f64": (types.float64, ctypes.c_double),
             "void": (types.void, None)}
@@ -222,7 +211,7 @@ class _ObjectCache:
     """Object code on disk, one file a function; unwritable places degrade to compiling, with one warning."""
 
     def __init__(self):
-        self.lock = ForkLock()                  # Numba's compiler lock is global anyway
+        self.lock = forks.kernel_lock           # Numba's compiler lock is global anyway
         self.addresses = {}                     # (name, modules) -> code address, in this process
         self.keep = []                          # libraries must outlive the addresses taken from them
         self.compiled = self.loaded = 0
@@ -261,7 +250,7 @@ class _ObjectCache:
         if found is not None:
             return found
         key = sources_key(tuple(sorted(modules)))
-        with self.lock:
+        with self.lock, defer_interrupts():     # one that is kept comes in between two steps of the compiler
             path = cache_files.cache_dir() / "kernels" / f"{name}-{key}.o"
             found = self._load(path)
             if found is None:
@@ -302,7 +291,7 @@ class _ObjectCache:
         ret, args = _parse(signature)
         func.__name__ = func.__qualname__ = re.sub(r"\W", "_", f"{name}_{key}")
         sig = _SCALARS[ret][0](*(_SCALARS[a][0] for a in args))
-        with defer_interrupts(), _no_collection():
+        with _no_collection():
             cf = cfunc(sig, nopython=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=KernelCompiler)(func)
         self.keep.append(cf)
         self.compiled += 1

@@ -24,6 +24,7 @@ import llvmlite
 import numba
 
 from ggjit.ops.core.errors import BadFile
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.whole_file import write_whole
 from ggjit.ops.native import cache_files, isa
@@ -114,7 +115,7 @@ def _opened(path):
         raise _damaged(path)
     try:
         made_for, manifest, code = cache_files.unpack(content[_HEAD:], 3)
-        made_for, manifest = json.loads(made_for), json.loads(manifest)
+        made_for, manifest = parse_json(made_for), parse_json(manifest)
     except (ValueError, cache_files.Unusable):
         raise _damaged(path) from None
     here = facts()

@@ -23,6 +23,7 @@ try:
 except ImportError:             # Windows: of two writers at the same moment the later one stays
     fcntl = None
 
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.user_warnings import warn
 from ggjit.ops.core.whole_file import write_whole
 from ggjit.ops.native.cache_files import cache_dir
@@ -74,7 +75,7 @@ class MeasuredFile:
     def read(self):
         """What the file says, or None where it is absent or not accepted."""
         try:
-            return self.accepted(json.loads(self.path.read_text("utf-8")))
+            return self.accepted(parse_json(self.path.read_text("utf-8")))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except Exception as e:      # of any type: `accepted` is given whatever the file holds

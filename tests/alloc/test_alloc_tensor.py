@@ -4,6 +4,7 @@ Golden traces are worked out by hand from the 2023 sources; alignment 32 unless 
 """
 import numpy as np
 import pytest
+from helpers.alloc_2023 import Blocks
 from helpers.requirements import benchmark
 
 from ggjit.alloc.ggml.bump import Bump, aligned_offset
@@ -153,3 +154,22 @@ def test_b3_bump_allocator():
     with pytest.raises(OutOfMemory, match="needs 96 bytes, 88 of 200 are left"):
         b.alloc(70)
     assert b.offs == 112
+
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a9_10_to_a9_18_blocks_with_empty_ones_are_those_of_the_rules(seed):
+    """Empty tensors leave empty blocks; where one lies among others at its address decides what is joined."""
+    rng, live = np.random.default_rng(seed), []
+    t, want = BestFit(1 << 16), Blocks(1 << 16)
+    for i in range(400):
+        if live and rng.random() < 0.5:
+            k, offs, need = live.pop(int(rng.integers(len(live))))
+            t.free_id(k)
+            want.free(offs, need)
+        else:
+            need = 32 * int(rng.choice([0, 0, 1, 1, 2, 5]))
+            offs = want.alloc(need)
+            assert t.alloc(i, need) == offs
+            live.append((i, offs, need))
+        assert t.blocks == [tuple(b) for b in want.blocks]

@@ -1,4 +1,7 @@
-"""Ctrl-C, fork and exit at random moments of every kind of work."""
+"""Ctrl-C, fork and exit at random moments of every kind of work, compiling among them."""
+import ctypes
+import functools
+import itertools
 import os
 import signal
 import threading
@@ -9,6 +12,8 @@ import numpy as np
 import ggjit as gg
 from campaign import memory
 from campaign.runner import Find
+from ggjit.ops.native.cache_files import cache_dir
+from ggjit.ops.native.jit import CACHE, exact, inline, sources_key
 
 WITHIN_SECONDS = 0.2            # of a Ctrl-C, processor time of this process
 
@@ -31,11 +36,37 @@ def quantising(rng):
 
 
 WORKS = (*memory.WORKS, long_compute, quantising)
+_numbers = itertools.count()
 
 
-def signals(rng):
+def compiling(rng):
+    """A kernel of two helpers that are its own: Numba has compiled neither before."""
+    a, b, n = (int(x) for x in rng.integers(1, 100, 3))
+
+    @inline
+    def line(x):
+        return a * x + b
+
+    @exact
+    def summed(x, n):
+        total = 0
+        for i in range(n):
+            total += line(x + i) ^ b
+        return total
+
+    def kernel(x, n):
+        return summed(line(x), n) - summed(x, 3)
+    name, modules = f"campaign.{os.getpid()}.{next(_numbers)}", (__name__,)
+    try:
+        address = CACHE.address(name, "i64(i64, i64)", lambda: kernel, modules)
+    finally:
+        (cache_dir() / "kernels" / f"{name}-{sources_key(modules)}.o").unlink(missing_ok=True)
+    return np.array([ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(address)(n, n)])
+
+
+def signals(rng, works=WORKS):
     """SIGINT somewhere inside the work: it ends in time, or the work had ended, and the next run is right."""
-    work, seed = WORKS[int(rng.integers(len(WORKS)))], int(rng.integers(1 << 30))
+    work, seed = works[int(rng.integers(len(works)))], int(rng.integers(1 << 30))
     t0 = time.perf_counter()
     want = work(np.random.default_rng(seed))
     seconds, sent = time.perf_counter() - t0, []
@@ -65,9 +96,9 @@ def signals(rng):
     return "interrupted" if sent else "right"
 
 
-def fork(rng):
+def fork(rng, works=WORKS):
     """A child made while another thread works computes, compiles nothing it need not, and exits."""
-    work, seed = WORKS[int(rng.integers(len(WORKS)))], int(rng.integers(1 << 30))
+    work, seed = works[int(rng.integers(len(works)))], int(rng.integers(1 << 30))
     want, stop = work(np.random.default_rng(seed)), threading.Event()
 
     def other():
@@ -98,4 +129,6 @@ def fork(rng):
     raise Find(f"{work.__name__}: the forked child hung")
 
 
-CASES = {"signals": signals, "fork": fork}
+_compiling = (compiling,)
+CASES = {"signals": signals, "fork": fork, "signals while compiling": functools.partial(signals, works=_compiling),
+         "forks while compiling": functools.partial(fork, works=_compiling)}

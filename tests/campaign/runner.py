@@ -30,11 +30,13 @@ from ggjit.tools.suite.oracle import Patience
 TESTS_PATH = str(pathlib.Path(__file__).parent.parent)
 HANG_SECONDS = 60               # a case takes milliseconds; first calls compile kernels.  See Patience
 # kind: (module, share of a campaign's cases)
-KINDS = {"gguf": ("files", 0.44), "kernel cache": ("files", 0.02), "builders": ("calls", 0.4915),
+KINDS = {"gguf": ("files", 0.44), "kernel cache": ("files", 0.02), "builders": ("calls", 0.4895),
          "threads": ("sharing", 0.005), "memory": ("memory", 0.02), "soak": ("memory", 0.0005),
-         "signals": ("processes", 0.004), "fork": ("processes", 0.0005), "training": ("tasks", 0.0005),
+         "signals": ("processes", 0.004), "fork": ("processes", 0.0005),
+         "signals while compiling": ("processes", 0.001), "forks while compiling": ("processes", 0.001),
+         "training": ("tasks", 0.0005),
          "imatrix": ("tasks", 0.01), "full disk": ("tasks", 0.002), "driver": ("tasks", 0.005), "tls": ("tasks", 0.001)}
-ALONE = ("soak", "signals")     # they measure memory and time: one child at a time
+ALONE = ("soak", "signals", "signals while compiling")     # they measure memory and time: one child at a time
 WHOLE = 1_000_000               # cases of a whole campaign
 GOOD = ("right", "refused", "interrupted")
 

@@ -6,7 +6,8 @@ import pytest
 from campaign.runner import KINDS, WHOLE, as_markdown, campaign, run, shared
 
 SAMPLE = {"gguf": 250, "kernel cache": 60, "builders": 200, "threads": 6, "memory": 30, "soak": 1, "signals": 10,
-          "fork": 2, "training": 3, "imatrix": 100, "full disk": 20, "driver": 20, "tls": 20}
+          "fork": 2, "signals while compiling": 4, "forks while compiling": 3, "training": 3, "imatrix": 100,
+          "full disk": 20, "driver": 20, "tls": 20}
 CASES = int(os.environ.get("GGJIT_CAMPAIGN_CASES", WHOLE))
 
 

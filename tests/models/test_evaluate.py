@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 from helpers import arch_files, tiny_model, tiny_moe
-from helpers.paths import SHARED
 from helpers.requirements import shared
 
 import ggjit as gg
@@ -159,7 +158,7 @@ def test_llamacpp_finds_the_same(tiny, tmp_path, need):
     edit_gguf(worse, worse, set_types={"blk.0.ffn_up.weight": "q4_0", "blk.1.attn_v.weight": "q4_0"}, force=True,
               progress=False)
     edit_gguf(worse, worse, set_types=dict.fromkeys(GGUFFile(worse).tensors, "f32"), force=True, progress=False)
-    r = subprocess.run([sys.executable, "-c", PEER, str(SHARED / "tools"), json.dumps(ids), tiny.file.path, str(worse)],
+    r = subprocess.run([sys.executable, "-c", PEER, str(shared("tools")), json.dumps(ids), tiny.file.path, str(worse)],
                        text=True, capture_output=True, timeout=300)
     assert r.returncode == 0, r.stderr
     want = json.loads(r.stdout)

@@ -1,6 +1,5 @@
 """What several commands share: types of arguments, options, tables on stdout."""
 import argparse
-import json
 import os
 import re
 import sys
@@ -10,6 +9,7 @@ from ggjit.models.blocks.hparams import ROPE_KINDS, ROPE_OPTIONS
 from ggjit.models.core.checks import read_text
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import ParamError, extra
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.printable import TEXT, printable
 from ggjit.ops.types.shared.dot import OWN
 
@@ -57,7 +57,7 @@ def pairs(option, texts):
 def value(text):
     """What a text says as JSON; anything else is that text."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

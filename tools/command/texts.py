@@ -10,6 +10,7 @@ import ggjit as gg
 from ggjit.display.progress import bar
 from ggjit.models.networks.bulk import drop_kept
 from ggjit.ops.core.errors import BadFile, ParamError, extra
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.whole_file import whole_file
 from ggjit.tools.command.common import positive
 
@@ -81,8 +82,8 @@ def texts_of(path, column):
 
 def _json(line, path, k):
     try:
-        return json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as e:
+        return parse_json(line)
+    except ValueError as e:
         raise BadFile(f"{path} line {k}: {e}; expected UTF-8 text of a .jsonl file, a JSON object a line") from None
 
 

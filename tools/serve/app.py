@@ -28,6 +28,7 @@ from ggjit.ops.core.errors import (
     TypeMismatch,
     extra,
 )
+from ggjit.ops.core.json_text import parse_json
 from ggjit.tools.serve import forms
 
 PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}         # without a key, as in llama.cpp
@@ -130,8 +131,8 @@ class ModelServer:
                     raise BadRequest(413, f"the request has more than {most:,} bytes; send less, or start the server "
                                           f"with a larger --max-request")
         try:
-            body = json.loads(data or b"{}")
-        except (ValueError, RecursionError) as e:
+            body = parse_json(data or b"{}")
+        except ValueError as e:
             raise BadRequest(400, f"the request is no JSON: {e}") from None
         if not isinstance(body, dict):
             raise BadRequest(400, "the request is no JSON object")

@@ -13,6 +13,7 @@ import re
 from ggjit.models.text.json_schema import to_gbnf
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.whole_numbers import is_whole
 
 FINISHED = {"stop_token": "stop", "stop_string": "stop", "grammar": "stop", "length": "length", "context": "length",
@@ -227,7 +228,7 @@ def _said(call):
     f = call.get("function", {}) if isinstance(call, dict) else {}
     arguments = f.get("arguments", {})
     try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        arguments = parse_json(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         pass                                    # shown as the text it is
     return {"name": f.get("name"), "arguments": arguments}
@@ -240,7 +241,7 @@ def calls_of(text, id):
     for i, part in enumerate(rest):
         inner, end, _ = part.partition(END_CALL)
         try:
-            call = json.loads(inner)
+            call = parse_json(inner)
             arguments = call["arguments"]
             found.append({"index": i, "id": f"call_{id}_{i}", "type": "function", "function": {
                 "name": call["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}})

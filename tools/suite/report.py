@@ -8,6 +8,7 @@ import json
 import math
 
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.json_text import parse_json
 from ggjit.tools.suite.runner import FAIL, NOT_SUPPORTED, OK, REFUSED, Outcome
 
 LACKING = "lacking"                             # we refuse what ggml's CPU backend takes
@@ -79,7 +80,7 @@ class Journal:
         whole, newline, torn = self.file.read().rpartition("\n")
         try:
             for line in whole.splitlines():
-                row = json.loads(line)
+                row = parse_json(line)
                 self.known[row["index"], row["op"], row["params"], row["settings"]] = row
             if torn[:len(START)] != START[:len(torn)]:
                 raise ValueError(torn)

@@ -102,13 +102,17 @@ def _allocate(g, i, step):
 
 @exact
 def _free(g, i, step):
-    """free_node: silently ignores tensors of other allocators; an allocation is given back once."""
+    """free_node: silently ignores tensors of other allocators; an allocation is given back once.
+
+    As many bytes as tensor i has: where it works in place of a larger one, the tail is lost.
+    """
     if _buffer(g, i) != g.tensor[i].buft:
         return
     a = g.tensor[i].alloc
     if g.allocation[a].left < 0:
         return
-    put_event(g, col.EV_FREE, a, g.allocation[a].left, step)
+    nbytes = min(pad(g.tensor[i].size, g.alignment[g.allocation[a].buft]), g.allocation[a].left)
+    put_event(g, col.EV_FREE, a, nbytes, step)
     g.allocation[a].left = -1
     g.allocation[a].hi = step + 1
 

@@ -18,6 +18,7 @@ from cuda.bindings import nvrtc
 from cuda.core import Linker, LinkerOptions, ObjectCode
 
 from ggjit.ops.core.errors import NotSupported
+from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.cuda.compiler import frontend
 from ggjit.ops.cuda.compiler.choice import EXTRA
 from ggjit.ops.native import cache_files
@@ -98,7 +99,7 @@ def _load(path):
         facts, cubin = cache_files.unpack(payload, 2)
     except (cache_files.Unusable, OSError):             # the cached cubin cannot be used: compile again
         return None
-    return Binary(cubin=cubin, **json.loads(facts))
+    return Binary(cubin=cubin, **parse_json(facts))
 
 
 def _save(path, built):

@@ -7,17 +7,18 @@
 Both compilers ask the current GPU for its capability although it was given, so the question is answered here.
 """
 import contextlib
-import threading
 
+from ggjit.ops.core.interrupts import defer_interrupts
+from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.cuda.compiler.choice import NAME
 
-_one_at_a_time = threading.RLock()
+_one_at_a_time = ForkLock()
 
 
 @contextlib.contextmanager
 def _answering(module, name, answer):
     """Inside the block `module.name` is replaced by `answer`."""
-    with _one_at_a_time:
+    with _one_at_a_time, defer_interrupts():        # an interrupt could be lost inside the compiler
         before = getattr(module, name)
         setattr(module, name, answer)
         try:

@@ -14,11 +14,11 @@ Addresses are real: simulated device memory is host memory registered with `expo
 import bisect
 import itertools
 import random
-import threading
 
 import numpy as np
 
 from ggjit.ops.core.errors import GgjitError, extra
+from ggjit.ops.core.locks import ForkLock
 
 greenlet = extra("greenlet", "test")
 WARP = 32
@@ -64,7 +64,7 @@ MANY = object()                 # more than one thread read it
 # of the launch that runs, one at a time: what the next one clears
 written = {}                    # address in global memory -> (thread that wrote it, barriers its block had passed)
 constants = []                  # dicts by type: address -> what `ldc_*` read there
-_one_at_a_time = threading.RLock()
+_one_at_a_time = ForkLock()
 
 
 def _race(what, lane, other):

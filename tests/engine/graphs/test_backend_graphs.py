@@ -107,6 +107,22 @@ def test_compare_graph_backend_A15_07_B5():
     assert broken.used == 0
 
 
+def test_comparing_a_graph_that_has_memory_gives_its_own_nodes():
+    graph, seen = small_graph(), []
+    want = {t.id: gg.compute(t) for t in graph.nodes}
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+
+    def callback(i, t1, t2):
+        seen.append(t1)
+        assert t1 is graph.nodes[i] and t2 is not t1
+        np.testing.assert_array_equal(t1.numpy(), want[t1.id])
+        np.testing.assert_array_equal(t2.numpy(), want[t1.id])
+    assert gg.compare_graph_backend(CPU, devices.Fake("A").init_backend(), graph, callback)
+    assert seen == [t for t in graph.nodes if t.op not in VIEW_OPS]
+    other = devices.Fake("B").init_backend()                        # cannot compute in the CPU's memory: two copies
+    assert gg.compare_graph_backend(other, CPU, graph, lambda i, t1, t2: all(t1 is not t for t in graph.nodes))
+
+
 # ---------------------------------------------------------------- data versions
 def test_every_write_counts():
     t = placed((4, 4))

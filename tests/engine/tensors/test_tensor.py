@@ -363,3 +363,8 @@ def test_a_dropped_result_of_what_c_writes_into_its_argument_warns():
         for kept in (f"z = gg.{call}", f"z = [gg.{call}]", f"print(gg.{call}.name, end='')",
                      f"def f():\n    return gg.{call}\nz = f()"):
             assert drops(kept, y=y, p=p, sinks=sinks, at=at, r=r) == []
+        model = {"__name__": "ggjit.models.own", "gg": gg, "y": y, "p": p, "sinks": sinks, "at": at, "r": r}
+        exec(f"def f():\n    z = gg.{call}\n    return z", model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            exec("f()", {"f": model["f"]})                          # kept by the model, whose result is dropped

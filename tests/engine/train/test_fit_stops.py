@@ -1,4 +1,5 @@
 """gg.train.fit that stops: told to, interrupted or killed; and goes on from its checkpoint."""
+import json
 import os
 import signal
 import sys
@@ -80,6 +81,22 @@ def test_what_is_killed_in_an_epoch_goes_on_from_its_last_checkpoint(tmp_path, m
     h = again.fit(checkpoint=path, callback=lambda h: seen.append(len(h.steps)), **options)
     assert seen[0] == 2 and h.steps == want.steps and h.val_loss == want.val_loss and h.accuracy == want.accuracy
     assert equal(whole.values(), again.values())
+
+
+@pytest.mark.parametrize("word,changes", [
+    ("place", {"step": float("inf")}), ("place", {"epoch": -1}), ("place", {"partial": ["x"] * 4}),
+    ("place", {"partial": [1]}), ("place", {"setup": 3}), ("history", {"loss": ["a"]}), ("history", {"stopped": []}),
+    ("history", {"steps": {}}), ("history", {"other": 1}), ("place", "[" * 100000), ("history", "9" * 5000)])
+def test_what_a_checkpoint_says_of_itself_is_checked(tmp_path, word, changes):
+    safetensors, numpy = pytest.importorskip("safetensors"), pytest.importorskip("safetensors.numpy")
+    path = tmp_path / "run.safetensors"
+    Net().fit(epochs=1, checkpoint=path)
+    with safetensors.safe_open(path, "numpy") as f:
+        about, tensors = f.metadata(), {name: f.get_tensor(name) for name in f.keys()}
+    about[word] = changes if isinstance(changes, str) else json.dumps(json.loads(about[word]) | changes)
+    numpy.save_file(tensors, path, about)
+    with pytest.raises(gg.BadFile, match="no checkpoint of a training"):
+        Net().fit(epochs=2, checkpoint=path)
 
 
 def test_checkpoints_are_whole_or_not_there(tmp_path, monkeypatch):

@@ -2,17 +2,21 @@
 from ggjit.alloc.csvio import run_plan_csv
 from ggjit.display.progress import clock, compiling
 from ggjit.ops.core.errors import BadFile
-from ggjit.tools.command.common import add_threads, count
+from ggjit.tools.command.common import add_threads, count, pairs
 
 EXAMPLES = (("ggjit plan buffers.csv -o placed.csv", "as low a peak as a second finds"),
             ("ggjit plan snapshot.json", "PyTorch's allocator beside a static plan"),
+            ("ggjit plan model.onnx --dim batch=1 --dim seq=128 --png plan.png", "what its results need, by shape"),
             ("ggjit plan buffers.csv --capacity 1048576 --time-limit 10", "do they fit?"))
 
 
 def add_arguments(c):
-    c.add_file("input", metavar="IN", help="a CSV, one line per buffer; lower, upper: half-open steps; or "
-               "a snapshot of PyTorch's allocator (.json, .pickle)")
+    c.add_file("input", metavar="IN", help="a CSV, one line per buffer; lower, upper: half-open steps; a "
+               "snapshot of PyTorch's allocator (.json, .pickle), a log of ggml's (.log, .txt), an ONNX graph (.onnx)")
     c.add_file("-o", "--output", metavar="OUT.csv", help="the input with an offset column")
+    c.add_file("--png", metavar="FILE", help="write the picture: offset by time")
+    c.add_argument("--dim", action="append", default=[], metavar="NAME=N",
+                   help="of an ONNX graph, the size of a dimension that it leaves open")
     c.add_argument("--capacity", type=count, default=None, metavar="BYTES", help="exit 1 if it cannot be met")
     c.add_argument("--time-limit", type=float, default=1.0, metavar="S", help="seconds of search (1)")
     c.add_argument("--node-limit", type=count, default=None, metavar="N",
@@ -25,13 +29,13 @@ def run(args):
     search = dict(time_limit=args.time_limit, node_limit=args.node_limit, seed=args.seed, n_threads=args.threads)
     with compiling(), clock(f"searching at most {args.time_limit:g} s", args.time_limit):
         try:
-            result = run_plan_csv(args.input, args.output, capacity=args.capacity, **search)
+            result = run_plan_csv(args.input, args.output, args.capacity, pairs("--dim", args.dim), args.png, **search)
         except OSError as e:
             raise BadFile(f"{e.filename}: {e.strerror}; check the path") from None
     verdict = result["fits"]                    # "fits", "does not fit" (proved), "not found in time"
     result |= {"fits": args.capacity is None or result["peak"] <= args.capacity, "verdict": verdict}
     if not args.json:
-        if result.get("taken"):
-            print(f"PyTorch held {result['taken']:,} bytes")
+        if result.get("taken") is not None:
+            print(f"{result['what']} held {result['taken']:,} bytes")
         print(f"peak {result['peak']:,}  lower bound {result['proved_bound']:,}  {verdict}  {result['seconds']:.3f} s")
     return result

@@ -1,0 +1,68 @@
+"""load_model(..., arena=): whatever is read takes no more, with the same bits; too little says how much is enough."""
+import numpy as np
+import pytest
+from helpers import small_bert, tiny_model
+
+import ggjit as gg
+from ggjit.models import load_model
+from ggjit.models.files import minilm
+from ggjit.models.networks.peak import model_peak
+
+N_CTX = 1024
+IDS = np.random.default_rng(5).integers(0, tiny_model.VOCAB, 900)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("arena") / "tiny.gguf", metadata={"context_length": N_CTX})
+
+
+@pytest.fixture(scope="module")
+def whole(path):
+    """(bytes of the arena, logits of all tokens, logits of a token behind them) without a limit."""
+    with load_model(path, n_threads=1) as m:
+        last = m.decode(IDS)
+        after = m.decode([7])
+        return m.compute_nbytes, m.logits(IDS), last, after
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_a_long_prompt_in_a_small_arena(path, whole, share):
+    peak, logits, last, after = whole
+    with load_model(path, n_threads=1, arena=int(share * peak)) as m:
+        assert (m.decode(IDS) == last).all() and (m.decode([7]) == after).all()
+        assert (m.logits(IDS) == logits).all()
+        m._tokenizer = tiny_model.Words()
+        texts = m.generate([IDS[:30].tolist(), IDS[5:200].tolist()], 4)
+        list(texts)
+        assert 0 < m.compute_nbytes <= share * peak and m.arena.nbytes == int(share * peak)
+        assert m.n_batch == (512 if share == 1 else 256)
+        announced = model_peak(path, flash=True, planner="ggml", arena=int(share * peak)).memory.terms["compute"]
+        assert announced <= share * peak
+
+
+def test_too_little_says_how_much_is_enough(path, whole):
+    with pytest.raises(gg.BudgetError, match="are too few for 256 tokens") as e:
+        load_model(path, n_threads=1, arena="2K")
+    least = e.value.minimum
+    with load_model(path, n_threads=1, arena=least) as m:
+        assert (m.decode(IDS) == whole[2]).all() and m.compute_nbytes <= least < 0.6 * whole[0]
+    with pytest.raises(gg.ParamError, match="a size is a number of bytes"):
+        load_model(path, arena="much")
+    with pytest.raises(gg.ParamError, match="arena is of one device"):
+        model_peak(path, arena="1M", devices={"GPU0": "1G"})
+
+
+def test_an_encoder_computes_rows_of_all_layers_at_a_time(tmp_path):
+    """Its tokens are read at once, and every layer is as large as the others."""
+    small_bert.package(tmp_path / "package", intermediate_size=512, num_hidden_layers=4, max_position_embeddings=256)
+    path = tmp_path / "bert.gguf"
+    minilm.convert(tmp_path / "package", path)
+    with load_model(path, n_threads=1) as m:
+        ids = np.random.default_rng(1).integers(0, m.n_vocab, m.n_ctx)
+        want, peak = m.embed_ids(ids), m.compute_nbytes
+    with load_model(path, n_threads=1, arena=int(0.6 * peak)) as m:
+        small = m.within_arena(m.largest_graph())
+        assert small.n_chunks > 1 and small.same_bits
+        assert (m.embed_ids(ids) == want).all() and m.compute_nbytes <= 0.6 * peak
+        assert (m.embed_ids(ids[:3]) == m.embed_ids(ids[:3])).all()
