@@ -1,10 +1,15 @@
-"""Makes the pictures of README and documentation from the notebooks: `python docs/pictures.py` (needs matplotlib).
+"""Makes the pictures of README and documentation from the notebooks, and those of the gallery from its page:
+`python docs/pictures.py [notebooks] [gallery]` (needs matplotlib).
 
-PICTURES names the figure: the notebook and the number of its `plt.show()`, counted from 0.
+PICTURES names the figure: the notebook and the number of its `plt.show()`, counted from 0.  The gallery's are what its
+blocks of code draw, called as the page calls them.
 """
 import json
 import os
 import pathlib
+import re
+import sys
+import tempfile
 
 import matplotlib
 
@@ -35,10 +40,25 @@ def run(notebook, wanted):
             exec(compile("".join(cell["source"]), notebook, "exec"), names)
 
 
+def gallery():
+    """The picture of each block of docs/gallery.md, under the name that follows the block."""
+    page = (FOLDER / "gallery.md").read_text("utf-8")
+    for code, name in re.findall(r"```python\n(.*?)```\n\n!\[.*?\]\((pictures/.*?)\)", page, re.S):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            exec(compile(code, name, "exec"), {"__name__": "__main__"})
+            plt.gcf().savefig(FOLDER / name, dpi=72, bbox_inches="tight", facecolor="white")
+            os.chdir(FOLDER)
+        plt.close("all")
+
+
 def main():
-    os.chdir(NOTEBOOKS)
+    wanted = sys.argv[1:] or ["notebooks", "gallery"]
     (FOLDER / "pictures").mkdir(exist_ok=True)
-    for notebook in dict.fromkeys(n for n, _ in PICTURES.values()):
+    if "gallery" in wanted:
+        gallery()
+    os.chdir(NOTEBOOKS)
+    for notebook in dict.fromkeys(n for n, _ in PICTURES.values()) if "notebooks" in wanted else ():
         run(notebook, {k: name for name, (n, k) in PICTURES.items() if n == notebook})
 
 

@@ -22,6 +22,7 @@ from ggjit.display import html as _html
 from ggjit.display.compile_notice import Notice as _Notice
 from ggjit.display.progress import place as _place
 from ggjit.display.tracebacks import short_traceback as _short_traceback
+from ggjit.display.tracebacks import shorten_interrupts as _shorten_interrupts
 from ggjit.graphs import pickling as _pickling  # registers how Graphs are pickled
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.backward import (
@@ -45,6 +46,7 @@ from ggjit.ops.core.types import Type
 from ggjit.ops.core.user_warnings import GgjitWarning
 from ggjit.ops.native.jit import CACHE as _CACHE
 from ggjit.ops.types import quantize as _quantisers
+from ggjit.ops.types.own import Lanes, define_type, load_half, remove_type, store_half
 from ggjit.ops.types.quantize import dequantize, quantize
 from ggjit.ops.types.validate import validate_row_data
 from ggjit.profiling.profile import profile
@@ -83,6 +85,7 @@ _quantisers.refuses_nonfinite = "check" in _debug
 _CACHE.on_compile = _Notice()                     # which commands replace by bars of their own
 _show_in(_place)
 errors.GgjitError._render_traceback_ = _short_traceback
+_shorten_interrupts()
 globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
 globals().update({n: _with_example(f) for n, f in _builders().items()})      # every op
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...

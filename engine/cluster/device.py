@@ -116,7 +116,9 @@ class RemoteDevice(Device):
         return self._buffer_type
 
     def supports_op(self, t):
-        """What the processor here computes, the same kernels compute there."""
+        """What the processor here computes, the same kernels compute there; a worker knows no type of a user."""
+        if any(x is not None and x.type.is_own for x in (t, *t.src)):
+            return False
         return t.op in VIEW_OPS or t.op not in ops_with("calls_python") and t.op != OP.NONE and CPU.supports_op(t)
 
     def event_new(self):

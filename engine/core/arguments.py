@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 
 from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
-from ggjit.ops.core.types import BY_NAME, Type
+from ggjit.ops.core.types import Type, known_types, named
 from ggjit.ops.core.whole_numbers import is_whole, whole
 
 
@@ -61,19 +61,18 @@ def expect_slot(value, slot, what):
     return value
 
 
-_TYPES = {name.lower(): t for name, t in BY_NAME.items()}
-
-
 def type_of(value, what):
     """A tensor type, given as one or by its name in any case: gg.Q4_0, "Q4_0", "q4_0".  Errors: TypeMismatch."""
     if isinstance(value, Type):
         return value
     if not isinstance(value, str):
         raise TypeMismatch(f"{what} must be a tensor type such as gg.Q8_0 or its name, got {value!r}")
-    if value.lower() not in _TYPES:
-        raise TypeMismatch(f"{what}: no tensor type {value!r}{nearest(value.lower(), _TYPES)}; there are "
-                           f"{', '.join(map(repr, BY_NAME.values()))}")
-    return _TYPES[value.lower()]
+    found = named(value)
+    if found is None:
+        types = {t.name.lower(): t for t in known_types()}
+        raise TypeMismatch(f"{what}: no tensor type {value!r}{nearest(value.lower(), types)}; there are "
+                           f"{', '.join(map(repr, types.values()))}")
+    return found
 
 
 def with_type_names(builder):

@@ -8,6 +8,7 @@ What will be planned after it may be known, too: a prompt is followed by single 
 import contextlib
 import threading
 
+from ggjit.ops.core.traits import is_kept
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import CACHE, sources_key
 from ggjit.ops.native.kernel_pack import SHIPPED
@@ -27,9 +28,10 @@ def announce(kernels):
 def missing(kernels):
     """The kernels that are neither in this process nor in the cache's folder nor shipped."""
     folder = cache_dir() / "kernels"
-    files = {(name, modules): f"{name}-{sources_key(tuple(sorted(modules)))}.o"
+    files = {(name, modules): f"{name}-{sources_key(tuple(sorted(modules)))}.o" if is_kept(modules) else None
              for name, modules in dict.fromkeys(kernels) if (name, modules) not in CACHE.addresses}
-    return [k for k, file in files.items() if not (folder / file).exists() and file not in SHIPPED.names]
+    return [k for k, file in files.items() if file is None
+            or not (folder / file).exists() and file not in SHIPPED.names]
 
 
 @contextlib.contextmanager

@@ -1,21 +1,10 @@
 """Bytes of tensors, from their rows of the table alone."""
-import functools
-
 import numpy as np
 
 from ggjit.core.table import TABLE
 from ggjit.ops.core import record as r
-from ggjit.ops.core.types import TYPE_INFO
+from ggjit.ops.core.types import BLOCK_SIZES
 from ggjit.ops.native.jit import i64s, inlined, native
-
-
-@functools.cache
-def block_sizes():
-    """(bytes, elements) of a block by type number."""
-    sizes = np.ones((64, 2), np.int64)
-    for k, t in TYPE_INFO.items():
-        sizes[int(k)] = t.nbytes, t.block
-    return sizes
 
 
 @inlined
@@ -37,7 +26,7 @@ def row_nbytes(t, at, sizes):
 
 @native("i64(i64, i64, i64, i64, i64)")
 def _rows_nbytes(table, ids, n, sizes, out):
-    t, a, s, o = i64s(table, 1 << 40), i64s(ids, n), i64s(sizes, 128), i64s(out, n)
+    t, a, s, o = i64s(table, 1 << 40), i64s(ids, n), i64s(sizes, 1 << 11), i64s(out, n)
     for i in range(n):
         o[i] = row_nbytes(t, a[i] * r.T_WORDS, s)
     return 0
@@ -46,5 +35,5 @@ def _rows_nbytes(table, ids, n, sizes, out):
 def nbytes_of(ids):
     """int64 array: Tensor.nbytes of rows of the table.  ids: a contiguous int64 array."""
     out = np.empty(len(ids), np.int64)
-    _rows_nbytes(TABLE.words, ids, len(ids), block_sizes(), out)
+    _rows_nbytes(TABLE.words, ids, len(ids), BLOCK_SIZES, out)
     return out

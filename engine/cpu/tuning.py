@@ -55,8 +55,8 @@ LEAST_NBYTES = 16 << 20         # fewer weights stay in a cache, and their token
 
 
 def tunable(type):
-    """Does the choice apply to the type?  To all that have products."""
-    return traits_of(type).dot is not None
+    """Does the choice apply to the type?  To all of ggml's that have products."""
+    return not type.is_own and traits_of(type).dot is not None
 
 
 def _products(ctx, where, backend, type, lengths, nbytes):

@@ -6,21 +6,42 @@ IPython asks an exception for `_render_traceback_`; engine/__init__.py gives eve
     cell 3, line 2, in <module>
         y = gg.mul_mat(w, x)
     ShapeError: mul_mat: ...
+
+A KeyboardInterrupt, which is no class of ours, is given the same when it comes out of the library.
 """
 import linecache
+import sys
 import traceback
 
-_LIBRARY = ("ggjit.", "IPython.", "ipykernel.")
+_NOTEBOOK = ("IPython.", "ipykernel.")
+
+
+def _is_ours(frame):
+    name = frame.f_globals.get("__name__", "")
+    return name == "ggjit" or name.startswith("ggjit.")
 
 
 def _is_library(frame):
-    name = frame.f_globals.get("__name__", "")
-    return name == "ggjit" or name.startswith(_LIBRARY)
+    return _is_ours(frame) or frame.f_globals.get("__name__", "").startswith(_NOTEBOOK)
 
 
 def _cell(file):
     """"cell" for the file of a notebook's cell, which has a number for a name."""
     return "cell" if "ipykernel_" in file or file.startswith("<ipython") else file
+
+
+def shorten_interrupts():
+    """In IPython, interrupts that come out of the library show the user's lines alone.  A shell that handles some
+    exceptions its own way is left alone."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and shell.custom_exceptions == ():
+        shell.set_custom_exc((KeyboardInterrupt,), _interrupted)
+
+
+def _interrupted(shell, kind, error, tb, tb_offset=None):
+    if any(_is_ours(frame) for frame, _ in traceback.walk_tb(tb)):
+        error._render_traceback_ = lambda: short_traceback(error)
+    shell.showtraceback((kind, error, tb), tb_offset=tb_offset)
 
 
 def short_traceback(error):
@@ -32,4 +53,4 @@ def short_traceback(error):
             file, code = frame.f_code.co_filename, linecache.getline(frame.f_code.co_filename, number).strip()
             where = "" if frame.f_code.co_name.startswith("<") else f", in {frame.f_code.co_name}"
             lines.append(f"{_cell(file)}, line {number}{where}\n    {code}")
-    return [*lines, f"{name}: {error}", *getattr(error, "__notes__", ())]
+    return [*lines, f"{name}: {error}".removesuffix(": "), *getattr(error, "__notes__", ())]

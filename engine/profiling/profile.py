@@ -4,6 +4,7 @@
         model.logits(ids)
     p                           a table: kinds of nodes, time, GB/s, GFLOP/s, balance, share of the roofline
     p.plot()                    threads and layers over time (matplotlib)
+    p.to_dict(), p.to_csv()     a row for each node, for pandas
     p.trace("run.json")         for chrome://tracing and ui.perfetto.dev
     graph.draw()                times and bytes in the picture of the graph
 
@@ -20,7 +21,9 @@ roofline is the larger of bytes / bandwidth and operations / float32 peak, measu
 Data in caches and int8 products can be above it: the table says "cached" there.
 """
 import collections
+import csv
 import dataclasses
+import io
 import json
 import time
 import weakref
@@ -31,7 +34,7 @@ from ggjit.cpu.walk import clock
 from ggjit.ops.core.errors import GgjitError, ParamError, extra
 from ggjit.ops.core.whole_file import whole_file
 from ggjit.profiling.machine_limits import roofline
-from ggjit.profiling.nodes import Record, facts_of
+from ggjit.profiling.nodes import NodeTime, Record, facts_of
 from ggjit.profiling.plot import plot
 
 MIN_BASELINE_NS = 20_000_000    # clock ticks are converted over at least this span
@@ -177,6 +180,29 @@ class Profile(HtmlRepr):
         return f"<Profile of {len(self.records)} plans, {n} nodes{', open' if self._open else ''}>"
 
     # ------------------------------------------------------------ files and pictures
+    def to_dict(self):
+        """{column: [its value for each node]}, the fields of NodeTime: `pandas.DataFrame(p.to_dict())` is a table.
+
+            with gg.profile() as p: gg.compute(y)
+            p.to_dict()["seconds"]
+        """
+        rows = self.rows
+        return {f.name: [getattr(r, f.name) for r in rows] for f in dataclasses.fields(NodeTime)}
+
+    def to_csv(self, file=None):
+        """The same as lines of comma-separated values, with a head; written to `file`, or the text where none is given.
+
+        Errors: OSError.
+        """
+        columns, out = self.to_dict(), io.StringIO()
+        lines = csv.writer(out, lineterminator="\n")
+        lines.writerow(columns)
+        lines.writerows(zip(*columns.values(), strict=True))
+        if file is None:
+            return out.getvalue()
+        with whole_file(file, text=True) as f:
+            f.write(out.getvalue())
+
     def trace(self, file):
         """Write Chrome's trace format: one bar per node and thread; threads of a plan are lanes."""
         events = [{"name": "thread_name", "ph": "M", "pid": 1, "tid": ith, "args": {"name": f"thread {ith}"}}

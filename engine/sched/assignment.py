@@ -6,13 +6,13 @@ import numpy as np
 
 from ggjit.alloc.ggml.problem import GraphError
 from ggjit.core.buffer import USAGE_WEIGHTS, buffer_by_id, freed
-from ggjit.core.row_sizes import block_sizes
 from ggjit.core.table import FREED, TABLE
 from ggjit.core.versions import written
 from ggjit.ops.core.errors import GgjitError, NotSupported
 from ggjit.ops.core.record import MAX_SRC, T_BUFFER, T_OP
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import ops_with
+from ggjit.ops.core.types import BLOCK_SIZES
 from ggjit.sched import causes
 from ggjit.sched import records as rec
 from ggjit.sched.explain import split_html
@@ -110,7 +110,7 @@ class Assignment:
                               | (rec.IS_HOST if b.buft.is_host() else 0)) for b in self.buffers],
                             np.int64).reshape(-1, B_WORDS)
             self.params = rec.Params(table=TABLE.words, rows=self.rows, n=n, n_nodes=self.n_nodes)
-            if gather(self.params.words, bufs, len(bufs), block_sizes(), *_MARKS.fresh()) == rec.OK:
+            if gather(self.params.words, bufs, len(bufs), BLOCK_SIZES, *_MARKS.fresh()) == rec.OK:
                 break
             ids = np.append(ids, self._adopt(self.params["failed"], self.params["missing"]))
         ops = TABLE.words[self.ids[:self.n_nodes], T_OP]

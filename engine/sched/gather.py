@@ -106,7 +106,7 @@ def gather(params, buffers, n_bufs, block_sizes, stamped_rows, stamp):
     three times as much here.)
     """
     g = opened(params)
-    t, bufs, sizes = g.table, i64s(buffers, B_WORDS * n_bufs), i64s(block_sizes, 128)
+    t, bufs, sizes = g.table, i64s(buffers, B_WORDS * n_bufs), i64s(block_sizes, 1 << 11)
     stamped_row = i64s(stamped_rows, 1 << 40)
     mask = np.int64(15)
     while mask < 2 * n_bufs:

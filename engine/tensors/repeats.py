@@ -75,6 +75,8 @@ def _kept(t, args):
     if t.__class__ is not Tensor or not t.src or TABLE.words[t.id, T_FLAGS] or t._holds is not None or t.name:
         return None
     tensors = [i for i, x in enumerate(args) if x.__class__ is Tensor]
+    if t.type.is_own or any(args[i].type.is_own for i in tensors):      # a name may mean another type later
+        return None
     by_id = {id(args[i]): i for i in tensors}
     if len(by_id) < len(tensors) or id(t) in by_id:     # which of two equal arguments became which source?
         return None

@@ -69,6 +69,9 @@ def file_type(name):
 def tensor_type(name):
     """The Type of weights that "q4_K" names, in any case, or a Type.  Errors: ParamError."""
     types = {n.lower(): t for n, t in BY_NAME.items() if t in WEIGHT_TYPES}
+    if isinstance(name, Type) and name.is_own:
+        raise ParamError(f"{name!r} is a type of your own, which no file holds; m.quantize(type) gives a model in "
+                         f"memory")
     name = name.name if isinstance(name, Type) else name
     if not isinstance(name, str) or name.lower() not in types:
         raise ParamError(f"no tensor type {name!r}{nearest(str(name).lower(), types)}; there are {', '.join(types)}")

@@ -34,6 +34,7 @@ from ggjit.models.files.mixtures import (
 from ggjit.models.files.save import Entry, alignment, encoded, mapping, parts_of, write_gguf
 from ggjit.models.files.whisper_file import open_model
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError
+from ggjit.ops.core.user_warnings import warn
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.types.quantize import dequantize, quantize
 from ggjit.ops.types.validate import first_bad_block
@@ -145,9 +146,13 @@ def quantize_gguf(path, out, type, imatrix=None, tensor_types=None, output_type=
         groups = parts_of(entries, _part_size(max_nbytes))
     about = {} if copy else {"general.quantization_version": np.uint32(QUANTIZATION_VERSION),
                              "general.file_type": np.uint32(number)} | _about(matrix)
+    before, after = sum(i.nbytes for i in by_part), sum(e.nbytes for e in entries)
     paths = write_gguf(out, _metadata(file, about, about), groups, file.alignment, force,
                        f"quantizing to {mixture}" if progress else None)
-    return {"paths": paths, "nbytes_before": sum(i.nbytes for i in by_part), "nbytes": sum(e.nbytes for e in entries),
+    if after > before and not copy and base.quantized:
+        warn(f"quantize_gguf: the file grew, from {before:,} to {after:,} bytes: {mixture} gives some matrices larger "
+             f"types than they had; pure=True (--pure) gives all of them the one type")
+    return {"paths": paths, "nbytes_before": before, "nbytes": after,
             "types": {name: t.name for name, t in types.items()},
             "imatrix": None if matrix is None else len(importances)}
 

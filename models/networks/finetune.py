@@ -47,11 +47,11 @@ from ggjit.train.optimizers import AdamW
 from ggjit.train.training import Training, uninterrupted
 
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+N_CTX, LEAST_ROWS = 256, 4      # tokens of a row, fewer where a text would have fewer rows than that
 LEAST_STEPS = 40                # of a text that is read several times, where nobody says how often
 SAMPLE_TOKENS = 48
 MAX_TRIES = 4                   # tries with a smaller arena, where planning itself took memory
 SLACK, SLACK_NBYTES = 0.005, 4 << 20    # for small arrays that come and go
-KERNELS_NBYTES = 40 << 20       # that planning and loaded kernels take at most, not known while nothing is planned
 
 
 # ---------------------------------------------------------------- texts
@@ -94,27 +94,35 @@ def _with_end(network, ids):
 
 # ---------------------------------------------------------------- memory
 class _FittingTraining:
-    """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take."""
+    """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take.
+
+    The one without a limit is planned first, which is quick: often it fits; and it says what is enough where not even
+    the process and the weights fit.
+    """
 
     def __init__(self, network, make, limit):
-        self.network, self.training, self.peak = network, None, 0
-        budget = None
+        self.network, self.training = network, make(None)
+        self.peak = self._peak()
+        if limit is None or self.peak <= limit:
+            return
+        enough, budget = self.peak + SLACK_NBYTES, None
+        if limit <= resident_nbytes() + network.weights.nbytes:
+            raise self._too_few(limit, enough)
         for k in range(MAX_TRIES):
-            if limit is not None:
-                free = limit - resident_nbytes() - network.weights.nbytes - SLACK_NBYTES
-                budget = free if budget is None else budget - k * (self.peak - limit) - SLACK_NBYTES
+            free = limit - resident_nbytes() - network.weights.nbytes - SLACK_NBYTES
+            budget = free if budget is None else budget - k * (self.peak - limit) - SLACK_NBYTES
             self.training = None                        # the old arena is freed before the next one is made
             gc.collect()
             try:
-                self.training = make(None if budget is None else max(budget, 1))
+                self.training = make(max(budget, 1))
             except gg.BudgetError as e:
                 gc.collect()
                 nbytes = resident_nbytes() + network.weights.nbytes + e.minimum
-                raise self._too_few(limit, int(nbytes * (1 + SLACK)) + KERNELS_NBYTES) from None
+                raise self._too_few(limit, min(int(nbytes * (1 + SLACK)) + SLACK_NBYTES, enough)) from None
             self.peak = self._peak()
-            if limit is None or self.peak <= limit:
+            if self.peak <= limit:
                 return
-        raise self._too_few(limit, self.peak)
+        raise self._too_few(limit, min(self.peak, enough))
 
     def _too_few(self, limit, least):
         return gg.BudgetError(
@@ -172,7 +180,8 @@ class Finetuning:
         self._before = resident_now()
         epochs = None if epochs is None else integer("epochs", epochs, 1, 1 << 31)
         steps = math.inf if steps is None else integer("steps", steps, 1, 1 << 62)
-        batch, n_ctx = integer("batch", batch, 1, 1 << 20), integer("n_ctx", n_ctx, 2, 1 << 31)
+        batch = integer("batch", batch, 1, 1 << 20)
+        asked = None if n_ctx is None else integer("n_ctx", n_ctx, 2, 1 << 31)
         memory = None if memory is None else integer("memory", memory, 1, 1 << 62, " (bytes)")
         seed = None if seed is None else integer("seed", seed, 0, 1 << 62)
         file = GGUFFile(model)
@@ -188,6 +197,7 @@ class Finetuning:
         alpha = 2 * rank if alpha is None else number("alpha", alpha)
         self.adapter = new_adapter(file, targets, rank, alpha, seed)
         self.steps = steps
+        n_ctx = asked or N_CTX
         n_ctx = min(n_ctx, file.arch_get("context_length", n_ctx, int))
         with contextlib.ExitStack() as stack:
             self.network = m = stack.enter_context(load_model(
@@ -196,13 +206,16 @@ class Finetuning:
                 raise NotSupported(f"finetune: {m.file.arch} models predict no next token; use a decoder")
             self._grown = Growth()
             self._grown.__enter__()
+            ids = read_ids(data, m)
+            if asked is None:
+                n_ctx = max(2, min(n_ctx, (len(ids) - 1) // LEAST_ROWS))
             self._loss = loss = TokenLoss(m, n_ctx)
-            data = Dataset(list(loss.rows(read_ids(data, m))))
+            data = Dataset(list(loss.rows(ids)))
             if len(data) < batch:
                 raise ParamError(f"finetune: {len(data)} rows of {n_ctx} tokens do not fill a batch of {batch}; use a "
                                  f"smaller batch or a shorter context")
             if epochs is None:
-                epochs = 1 if steps < math.inf else -(-LEAST_STEPS // (len(data) // batch))
+                epochs = -(-(steps if steps < math.inf else LEAST_STEPS) // (len(data) // batch))
             self.epochs = epochs
             params = [gg.set_param(t) for pair in self.adapter.pairs.values() for t in pair]
             self.n_params = sum(t.nbytes // 4 for t in params)
@@ -260,7 +273,7 @@ class Finetuning:
 
 @takes_other_names(FINETUNING)
 @typed_call
-def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, n_ctx=256, memory=None, epochs=None,
+def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, n_ctx=None, memory=None, epochs=None,
              steps=None, lr=2e-4, batch=1, seed=0, n_threads=None, checkpoint=None, callback=None, progress=True,
              on_plan=None, force=False, sample=None):
     """Train a LoRA adapter for a GGUF model, whose weights stay as they are, quantised too; returns the History.
@@ -269,11 +282,12 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
         load_model("model.gguf", lora=[("letters.gguf", 1.0)])
 
     model: a path; None: the model that comes with the package.  data: a text, the path of a text file or of a .jsonl
-    file with a "text" a line, or token ids; cut into rows of n_ctx tokens.  out: the adapter, in llama.cpp's format.
-    rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names of matrices, "attn_q" (default: those
-    of attention and dense feed-forward).  memory: bytes the process may take; what does not fit is computed again.
-    epochs, steps: whichever ends first; neither: one epoch, or as many as make 40 steps of a short text.  lr: of AdamW,
-    a number or a schedule.  batch: rows of a step.
+    file with a "text" a line, or token ids; cut into rows of n_ctx tokens (256; a short text into four rows).  out:
+    the adapter, in llama.cpp's format. rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names
+    of matrices, "attn_q" (default: those of attention and dense feed-forward).  memory: bytes the process may take;
+    what does not fit is computed again. epochs, steps: whichever ends first; without epochs as many as make these
+    steps, without either one, or as many as make 40 steps of a short text.  lr: of AdamW, a number or a schedule.
+    batch: rows of a step.
     checkpoint: a file that is written every minute, after every epoch and when the training ends; the same call goes on
     from it, with the same bits.
     sample: a prompt; what the model writes after it before and after the training is `.before` and `.after` of the

@@ -7,7 +7,7 @@ import numpy as np
 
 from ggjit.core.arguments import typed_methods
 from ggjit.core.kernels_ahead import followed_by
-from ggjit.core.process_memory import process_memory
+from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.core.run_lock import RunLock
 from ggjit.cpu.cpu_plan import likely_parts, needs, work_memory
 from ggjit.graphs.allocator import GraphAllocator
@@ -17,6 +17,7 @@ from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import FIND_BROKEN, BrokenValues, integer
 from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.gguf import StringArray
+from ggjit.models.files.quantized_part import quantized_file
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks import inside
 from ggjit.models.networks.arena import ComputeArena
@@ -48,8 +49,9 @@ from ggjit.tensors.context import Context
 
 PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat", "decode", "description", "detokenize",
           "embed", "encode", "encode_image", "explain", "file", "free", "generate", "graph", "hidden", "hidden_states",
-          "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch", "rerank", "reset",
-          "save_state", "score", "tokenize", "tokenizer", "warm_up", "weights")
+          "infill", "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch",
+          "quantize", "rerank", "reset", "save_state", "score", "set_control_vectors", "set_lora", "tokenize",
+          "tokenizer", "warm_up", "weights")
 MAX_KEPT_PLANS = 24
 RERANK_PROMPT = "tokenizer.chat_template.rerank"        # with {query} and {document} where they belong
 
@@ -484,6 +486,19 @@ class Network:
     def encode_image(self, image):
         raise NotSupported(f"{self.file.arch} models read no pictures; load a decoder with its vision part")
 
+    def quantize(self, type, keep=()):
+        """The same model with its matrices in another type, in memory: to compare types without writing files.
+
+            perplexity(m.quantize("Q4_0"), text)            # or a type of gg.define_type
+
+        type: one that needs no importances.  keep: a regular expression, or several, of names of tensors that stay as
+        they are; so do vectors, norms, routers, and rows that are no multiple of the type's block.  What is quantised
+        already is quantised again.  This model stays as it is.  Errors: ParamError, TypeMismatch, OutOfMemory.
+        """
+        file = quantized_file(self.file, type, keep)
+        return self.__class__(file, dataclasses.replace(self.options, started=time.perf_counter(),
+                                                        process=resident_now()))
+
     # ------------------------------------------------------------ texts as vectors and scores
     def embed(self, texts):
         """(n, dim) float32, a row of length 1 for each text: pooled as the file says, or load_model's `pooling`.
@@ -541,6 +556,16 @@ class Network:
 
     def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
+
+    def infill(self, before, after, n_predict=64, others=(), suffix_first=False, **options):
+        raise NotSupported(f"{self.file.arch} models do not fill in the middle; load a code model")
+
+    def set_lora(self, lora=()):
+        raise NotSupported(f"the adapters of {self.file.arch} models are given when they are loaded: "
+                           f"load_model(path, lora=[(adapter, scale)])")
+
+    def set_control_vectors(self, vectors=(), first=1, last=None):
+        raise NotSupported(f"{self.file.arch} models take no control vectors; load a llama model")
 
     def shift_context(self, n_keep, n_discard):
         raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")

@@ -23,6 +23,7 @@ from ggjit.tensors.context import Context
 
 LENS_TOKENS = 64                # hidden states that pass the output matrix at a time
 MOST_LABELS = 48                # tokens that are written beside a picture
+MOST_TILE_LABELS = 80           # ... beside several pictures side by side
 
 
 def labels_of(network, ids):
@@ -44,6 +45,14 @@ def _shown_word(token):
 
 def axes_of(axes, width, height):
     return axes if axes is not None else extra("matplotlib.pyplot", "plots").subplots(figsize=(width, height))[1]
+
+
+def label_tiles(axis, tokens, n):
+    """The tokens along an axis of n tiles, one behind the other with a gap of one."""
+    step = len(tokens) + 1
+    axis.set_ticks([k * step + i for k in range(n) for i in range(len(tokens))],
+                   [_visible(t) for t in tokens] * n, fontsize=5)
+    axis.set_tick_params(length=0, pad=1)
 
 
 def label_axis(axis, tokens):
@@ -84,6 +93,10 @@ class AttentionMaps(PlotRepr):
             axes.set(xlabel="looked at", ylabel="by")
             return axes
         axes.set(xticks=[], yticks=[])
+        if across * n <= MOST_TILE_LABELS:
+            label_tiles(axes.xaxis, self.tokens, across)
+            label_tiles(axes.yaxis, self.tokens, down)
+            axes.tick_params("x", labelrotation=90)
         for k, name in enumerate(maps):
             axes.text(k % across * (n + 1) + n - 1, k // across * (n + 1), name, color="white", ha="right", va="top")
         return axes
@@ -160,7 +173,8 @@ class LogitLens(PlotRepr):
         axes.  Errors: MissingExtra."""
         first = self.probabilities[..., 0]
         n_rows, n = first.shape
-        axes = axes_of(axes, max(5, min(0.75 * n, 24)), max(2.5, 0.3 * n_rows))
+        longest = max((len(_shown_word(row[j][0])) for row in self.words for j in range(n)), default=0)
+        axes = axes_of(axes, max(5, min(max(0.75, 0.085 * longest) * n, 24)), max(2.5, 0.3 * n_rows))
         image = axes.imshow(first, aspect="auto", cmap="Blues", vmin=0, vmax=1, origin="lower")
         axes.figure.colorbar(image, ax=axes, label="probability")
         for i in range(n_rows if n <= MOST_LABELS else 0):

@@ -4,6 +4,8 @@
 
 One Answer per text, however many are computed at once: it knows nothing of the model, only its vocabulary.
 """
+import time
+
 from ggjit.models.core.checks import integer
 from ggjit.models.text.logprobs import checked_count, token_of
 from ggjit.ops.core.errors import ParamError, TypeMismatch
@@ -36,20 +38,27 @@ class Answer:
         self._stop_texts, ids = _texts_and_ids(tokenizer, stop)
         self._ends = ids.union(tokenizer.stop_ids)
         self.tokens, self.text, self.stop_reason = [], "", None if n_predict else "length"
-        self._held, self._scored = "", []
+        self._held, self._scored, self._seconds, self._began = "", [], [], time.perf_counter()
+
+    def begin(self):
+        """The prompt is about to be read: `.seconds` of the tokens count from now."""
+        self._began = time.perf_counter()
 
     @property
     def scored(self):
         if self.n_alternatives is None:
-            return [token_of(self._tokenizer, id) for id in self.tokens]
+            return [token_of(self._tokenizer, id, seconds=s)
+                    for id, s in zip(self.tokens, self._seconds, strict=True)]
         return self._scored
 
     def take(self, logits):
         """Choose a token: the piece of text that is certain by now, perhaps "".  `stop_reason` says if it is over."""
         token = self.sampler.sample(logits)
+        seconds = time.perf_counter() - self._began
         if self.n_alternatives is not None:
-            self._scored.append(token_of(self._tokenizer, token, logits, self.n_alternatives))
+            self._scored.append(token_of(self._tokenizer, token, logits, self.n_alternatives, seconds))
         self.tokens.append(token)
+        self._seconds.append(seconds)
         if token in self._ends:
             self.stop_reason = "stop_token"
             return ""

@@ -13,9 +13,11 @@ from ggjit.models.text.logprobs import tokens_html
 from ggjit.models.text.sampling import OPTIONS, Sampler
 from ggjit.models.text.speculation import Speculation, guesser_of
 from ggjit.models.text.text_inside import TextInside
-from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
 
 REDRAW_SECONDS = 0.15          # between two drawings of a cell while its text is generated
+INSIDE_TOKENS, INSIDE_NBYTES = 48, 512 << 20    # of prompt and text, and of weights, whose insides a cell shows unasked
+INSIDE_TOP = 3                  # likeliest tokens after each layer
 
 
 class Generation:
@@ -95,8 +97,8 @@ class Generation:
 
     @property
     def tokens(self):
-        """The tokens so far, a list of TokenLogprob: `.id .text .logprob .alternatives`; the last one of a text that
-        ended by itself is its end.  With `logprobs=None` the log-probabilities are None.
+        """The tokens so far, a list of TokenLogprob: `.id .text .logprob .alternatives .seconds`; the last one of a
+        text that ended by itself is its end.  With `logprobs=None` the log-probabilities are None.
 
             g = m.generate("Elizabeth was", n_predict=8, logprobs=3)
             for t in g.text and g.tokens: print(t.text, t.logprob, [a.text for a in t.alternatives])
@@ -104,9 +106,22 @@ class Generation:
         return list(self.answer.scored)
 
     def _repr_html_(self):
-        """The whole text, each token coloured by its probability; alternatives on hover and by a click."""
+        """The whole text, each token coloured by its probability; alternatives on hover and by a click, and with them
+        the model's insides where the text is short (`inside` for longer ones)."""
         whole = self.text and self.tokens
-        return tokens_html(whole, self.model.detokenize(self._text_ids))
+        opened = self._opened(whole)
+        return opened._repr_html_() if opened else tokens_html(whole, self.model.detokenize(self._text_ids))
+
+    def _opened(self, whole):
+        """The TextInside of a text that ended, if it takes a second or two at most; else None."""
+        model, n = self.model, len(self._text_ids) + len(whole)
+        if self.answer.n_alternatives is None or not whole or len(self._text_ids) != len(self.prompt_ids) \
+                or n > INSIDE_TOKENS or model.is_watched or model.weights.nbytes > INSIDE_NBYTES:
+            return None
+        try:
+            return TextInside(model, self._text_ids, whole, INSIDE_TOP)
+        except NotSupported:                            # a network without layers that can be read as the last one
+            return None
 
     def _ipython_display_(self):
         """In a notebook the cell grows while the text is generated; what is saved is the whole text."""
@@ -123,11 +138,13 @@ class Generation:
                 page.update(self._shown(prompt), raw=True)
                 drawn = time.perf_counter()
         page.update(self._shown(prompt), raw=True)
+        if opened := self._opened(self.tokens):
+            page.update({"text/html": opened._repr_html_(), "text/plain": repr(self)}, raw=True)
 
     def _shown(self, prompt):
         return {"text/html": tokens_html(self.tokens, prompt), "text/plain": repr(self)}
 
-    def inside(self, top=3):
+    def inside(self, top=INSIDE_TOP):
         """The text with the model's insides: a click on a token opens what each layer would have said in its place,
         what the model looked at, and how large the layers' values were.  The model's text so far is forgotten.
 
@@ -220,6 +237,7 @@ class Generation:
     def _run(self):
         """Yields pieces, and ids whose logits are to be sent."""
         stats, answer, n_ctx = self.stats, self.answer, self.model.n_ctx
+        answer.begin()
         t0 = time.perf_counter()
         logits = yield self.prompt_ids
         stats["prefill_tokens_per_second"] = len(self.prompt_ids) / (time.perf_counter() - t0)

@@ -38,11 +38,13 @@ class TokenLogprob:
     id, text        a character of several tokens is U+FFFD in each of them; an end of text has its name, "<|im_end|>"
     logprob         log p in nats, given all before it; None where that was not asked for, or nothing is before it
     alternatives    the likeliest tokens at this place, the likeliest first, as Alternative
+    seconds         from the beginning of the reading until it was chosen; None in texts that were given
     """
     id: int
     text: str
     logprob: float | None = None
     alternatives: tuple = ()
+    seconds: float | None = None
 
     def as_dict(self):
         """For JSON."""
@@ -68,15 +70,15 @@ def token_text(tokenizer, id):
     return tokenizer.piece(id, special=True).decode("utf-8", "replace")
 
 
-def token_of(tokenizer, id, logits=None, n_alternatives=0):
+def token_of(tokenizer, id, logits=None, n_alternatives=0, seconds=None):
     """The TokenLogprob of `id`, with what the row of logits (n_vocab,) before it says."""
     if logits is None:
-        return TokenLogprob(id, token_text(tokenizer, id))
+        return TokenLogprob(id, token_text(tokenizer, id), seconds=seconds)
     logp = log_softmax(logits)
     if logp.ndim != 1:
         raise ShapeError(f"logits have shape {logp.shape}, expected one row (n_vocab,)")
     best = tuple(Alternative(i, token_text(tokenizer, i), float(logp[i])) for i in _likeliest(logp, n_alternatives))
-    return TokenLogprob(id, token_text(tokenizer, id), float(logp[id]), best)
+    return TokenLogprob(id, token_text(tokenizer, id), float(logp[id]), best, seconds)
 
 
 def _likeliest(logp, n):
@@ -127,8 +129,8 @@ def tokens_html(tokens, before="", more=None):
     and a click on a token opens it below the text.
 
     Backgrounds are translucent and letters keep the page's colour: it reads on light and dark pages.  No scripts: radio
-    buttons that are not shown say which panel is.  before: text in front of them, faint.  more: HTML behind the
-    alternatives in the panel of each token.
+    buttons that are not shown say which panel is; where a page drops style sheets, no panel is.  before: text in front
+    of them, faint.  more: HTML behind the alternatives in the panel of each token.
     """
     legend = ""
     if any(t.logprob is not None for t in tokens):
@@ -145,9 +147,10 @@ def tokens_html(tokens, before="", more=None):
     labels = "".join(f"<label for='{name}-{k}' style='cursor:pointer;display:inline;margin:0'>{_span(t)}</label>"
                      if panels[k] else _span(t) for k, t in enumerate(tokens))
     shown = ",".join(f"#{name}-{k}:checked~.{name}-{k}" for k, panel in enumerate(panels) if panel)
-    below = "".join(f"<div class='{name} {name}-{k}'>{panel}</div>" for k, panel in enumerate(panels) if panel)
-    return (f"<div><style>.{name}{{display:none;margin:6px 0;padding:6px 10px;font-size:90%;"
-            f"border-left:3px solid rgba(128,128,128,.5)}}{shown}{{display:block}}</style>"
+    below = "".join(f"<div class='{name} {name}-{k}' style='display:none'>{panel}</div>"
+                    for k, panel in enumerate(panels) if panel)
+    return (f"<div><style>.{name}{{margin:6px 0;padding:6px 10px;font-size:90%;"
+            f"border-left:3px solid rgba(128,128,128,.5)}}{shown}{{display:block!important}}</style>"
             f"{buttons}{_text_html(faint + labels)}{legend}{below}</div>")
 
 

@@ -84,7 +84,7 @@ def kernel(t, n_threads):
     if a.type is not t.type or b.type is not t.type or (t.type.quantized and not by_rows):
         return None
     return Kernel(f"concat-{t.type.name}{'' if by_rows else '-strided'}", lambda: _make(t.type, by_rows),
-                  cost=0.03 * touched_nbytes(t))
+                  cost=0.03 * touched_nbytes(t), modules=mover(t.type, t.type).modules)
 
 
 def cases():

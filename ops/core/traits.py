@@ -44,21 +44,61 @@ class Traits:
     quantize_grid: object | None = None
 
 
+OWN = "own type "               # begins the module name of a user's type: kernels over it are kept in no file
+_derived = []                   # functions whose cached results follow from the types there are
+
+
 @functools.cache
 def all_traits():
-    """{Type: (Traits, module name)} of every type file in ggjit.ops.types."""
+    """{Type: (Traits, module name)} of every type file in ggjit.ops.types, and of the types that users defined."""
     return {traits.type: (traits, module) for module, traits in declared("ggjit.ops.types", "TRAITS")}
+
+
+def cached_for_types(function):
+    """Decorator: functools.cache, until a type is added or removed."""
+    cached = functools.cache(function)
+    _derived.append(cached)
+    return cached
+
+
+def _forget():
+    for cached in _derived:
+        cached.cache_clear()
+
+
+def add_traits(traits):
+    """Make a user's type known to all ops."""
+    all_traits()[traits.type] = traits, f"{OWN}{traits.type.name} {traits.type.id}"
+    _forget()
+
+
+def remove_traits(type):
+    """Ops know it no more."""
+    all_traits().pop(type, None)
+    _forget()
+
+
+def is_kept(modules):
+    """May kernels over these modules be kept in a file?  Not where a user's functions are in them."""
+    return not any(m.startswith(OWN) for m in modules)
 
 
 def traits_of(type):
     """The Traits of `type`; NotSupported if no file serves it yet."""
-    try:
-        return all_traits()[type][0]
-    except KeyError:
-        raise NotSupported(f"type {type!r} can be read from files but has no kernels yet; "
-                           f"types with kernels: {', '.join(repr(t) for t in all_traits())}") from None
+    return _known(type)[0]
 
 
 def module_of(type):
     """The module a kernel over `type` depends on (for its cache key)."""
-    return all_traits()[type][1]
+    return _known(type)[1]
+
+
+def _known(type):
+    try:
+        return all_traits()[type]
+    except KeyError:
+        if type.is_own:
+            raise NotSupported(f"type {type!r} was removed, or defined again since: make the tensor anew with the type "
+                               f"that gg.define_type returned last") from None
+        raise NotSupported(f"type {type!r} can be read from files but has no kernels yet; "
+                           f"types with kernels: {', '.join(repr(t) for t in all_traits())}") from None

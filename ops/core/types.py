@@ -2,11 +2,16 @@
 
 A row of a tensor is a run of blocks; a block holds `block` elements in `nbytes` bytes.  The table lists every live type
 of the GGUF format (ids as in GGML_TYPE_*), so any file can be read.  What kernels can do with a type: traits.py.
+Types that users define (ops/types/own.py) live in this process alone: `OWN`, with numbers that no file has.
 """
 import dataclasses
 from typing import NewType
 
 import numpy as np
+
+from ggjit.ops.core.errors import NotSupported
+
+FIRST_OWN, N_NUMBERS = 256, 1024        # numbers of types that users define, which are never used twice
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,6 +36,11 @@ class Type:
     def quantized(self):
         return self.block > 1
 
+    @property
+    def is_own(self):
+        """Was it defined by a user, in this process alone?"""
+        return self.id >= FIRST_OWN
+
     def row_nbytes(self, ne0):
         """Bytes of a row of `ne0` elements (ggml_row_size); ne0 is a multiple of the block."""
         return ne0 // self.block * self.nbytes
@@ -51,10 +61,30 @@ TYPE_INFO = {t.id: t for t in (
     _t("bf16", 30, 1, 2), _t("tq1_0", 34, 256, 54), _t("tq2_0", 35, 256, 66), _t("mxfp4", 39, 32, 17),
     _t("nvfp4", 40, 64, 36), _t("q1_0", 41, 128, 18), _t("q2_0", 42, 64, 18))}
 BY_NAME = {t.name: t for t in TYPE_INFO.values()}
+OWN: dict[int, Type] = {}               # number -> type, of those that users define
+BLOCK_SIZES = np.ones((N_NUMBERS, 2), np.int64)                 # (bytes, elements) of a block by type number
+for _type in TYPE_INFO.values():
+    BLOCK_SIZES[_type.id] = _type.nbytes, _type.block
+_LOWER = {name.lower(): t for name, t in BY_NAME.items()}
+
+
+def named(name):
+    """The type of that name in any case, ggml's or a user's; None where there is none."""
+    name = name.lower()
+    return _LOWER.get(name) or next((t for t in OWN.values() if t.name == name), None)
+
+
+def known_types():
+    """Every type: ggml's, then those that users defined."""
+    return (*BY_NAME.values(), *OWN.values())
 
 
 def _by_id(i):
-    return TYPE_INFO[i]
+    found = TYPE_INFO.get(i) or OWN.get(i)
+    if found is None:
+        raise NotSupported(f"type number {i} is a type that a user defined, in another process or before it was "
+                           f"removed; define it here with gg.define_type")
+    return found
 
 
 F32, F16, BF16, F64 = (BY_NAME[n] for n in ("f32", "f16", "bf16", "f64"))

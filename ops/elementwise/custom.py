@@ -25,7 +25,6 @@ import inspect
 import itertools
 import math
 import os
-import re
 import threading
 import time
 import traceback
@@ -46,6 +45,7 @@ from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.elementwise.custom_trial import JitTrial, PythonTrial
 from ggjit.ops.native.jit import array_maker
 from ggjit.ops.native.node import DST, SRC0, addr, nb, ne
+from ggjit.ops.native.numba_report import useful
 
 RAISED = 64                     # status: the function raised; the kernel object holds the exception
 MANY = 1e12                     # cost that makes a plan use all threads
@@ -300,7 +300,7 @@ class CustomKernel(Kernel):
             given = ", ".join(["dst", *(f"source {k}" for k in range(len(self.views) - 1)), "ith", "nth"])
             shapes = ", ".join(f"{len(shape)}-d {dtype}" for shape, dtype, _ in self.views)
             raise TypeMismatch(f"the @njit function {self.function.fun.__name__} does not compile as f({given}) with "
-                               f"the arrays {shapes}: {_useful(str(e))}") from None
+                               f"the arrays {shapes}: {useful(str(e))}") from None
         return entry, entry.address
 
     def _limited(self):
@@ -340,19 +340,6 @@ class CustomKernel(Kernel):
         except Exception as e:
             return e
         return None
-
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_FRAME = re.compile(r"Failed in nopython|(\[\d+\] )?During: |$")       # Numba's words about its own passes
-
-
-def _useful(report):
-    """The useful part of Numba's report: what is wrong, and the line of the user's function."""
-    lines = [x.strip() for x in _ANSI.sub("", report).splitlines()]
-    first = next(i for i, x in enumerate([*lines, report]) if not _FRAME.match(x))
-    call = next((x for x in lines[first:] if x.startswith(">>>")), "") if lines[first].endswith("signature:") else ""
-    files = [x.rstrip(":") for x in lines if x.startswith('File "') and '"<string>"' not in x]
-    return " ".join(filter(None, (lines[first], call.removeprefix(">>> "), f"({files[-1]})" if files else "")))
 
 
 def _packed(shape, dtype):

@@ -12,7 +12,6 @@ Three families of kernels, chosen by the number of columns n:
 A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast transform instead (hadamard).
 """
 import dataclasses
-import functools
 import math
 
 import numpy as np
@@ -23,7 +22,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import describe, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.traits import all_traits, module_of, traits_of
+from ggjit.ops.core.traits import all_traits, cached_for_types, module_of, traits_of
 from ggjit.ops.core.types import BF16, BY_NAME, F16, F32, Q4_0, Q8_0, Tensor
 from ggjit.ops.core.user_warnings import called_by_user, warn_once
 from ggjit.ops.matmul import choices, hadamard, mul_mat_dot, mul_mat_short, mul_mat_tile
@@ -47,7 +46,7 @@ HINT_NONE, HINT_SRC0_IS_HADAMARD = 0, 1  # GGML_HINT_*, parameter 1
 MAX_NMSE = 5e-4                         # of ggml's own suite: the activations are rounded, the reference's are not
 
 
-@functools.cache
+@cached_for_types
 def weight_types():
     """Types mul_mat takes as a."""
     return tuple(t for t, (traits, _) in all_traits().items() if traits.dot is not None)

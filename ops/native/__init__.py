@@ -6,5 +6,5 @@ then `node` (what a kernel knows of its tensors and threads), `row_loops` (the l
 `row_affinity` (which thread takes which rows), `waiting` (how threads wait on each system), `records` (arguments by
 name, at one address), `jobs` (kernels outside plans) and `forks` (processes that fork while others compile).  `isa`
 says what the processor has, `measured` keeps what was fastest on it, `cache_files` are the files of both, `kernel_pack`
-many kernels in one.
+many kernels in one; `numba_report` shortens what Numba says of a function of a user.
 """

@@ -38,6 +38,7 @@ from numba.extending import intrinsic
 from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.interrupts import defer_interrupts
 from ggjit.ops.core.settings import asked_isa
+from ggjit.ops.core.traits import is_kept
 from ggjit.ops.core.user_warnings import warn
 from ggjit.ops.native import cache_files, forks, isa, waiting
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, codegen, unknown
@@ -249,10 +250,11 @@ class _ObjectCache:
         found = self.addresses.get((name, modules))
         if found is not None:
             return found
-        key = sources_key(tuple(sorted(modules)))
+        kept = is_kept(modules)
+        key = sources_key(tuple(sorted(modules))) if kept else "own"
         with self.lock, defer_interrupts():     # one that is kept comes in between two steps of the compiler
-            path = cache_files.cache_dir() / "kernels" / f"{name}-{key}.o"
-            found = self._load(path)
+            path = cache_files.cache_dir() / "kernels" / f"{name}-{key}.o" if kept else None
+            found = self._load(path) if kept else None
             if found is None:
                 found = self._compile(path, name, key, signature, make())
             self.addresses[name, modules] = found
@@ -296,6 +298,8 @@ class _ObjectCache:
         self.keep.append(cf)
         self.compiled += 1
         self.compile_seconds += time.perf_counter() - t0
+        if path is None:                        # a user's functions are in it
+            return cf.address
         # the bitcode part serves callers that link this; it is not stored
         _, _, (code, _) = cf._library.serialize_using_object_code()
         self._save(path, cache_files.pack(cf._wrapper_name.encode(), "\n".join(cf._library.externals).encode(), code))

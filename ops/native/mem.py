@@ -67,6 +67,22 @@ bits_f32 = _bitcaster(IR_I32, types.int32, IR_F32, types.float32)
 
 
 @intrinsic
+def half_of(typingctx, bits):
+    """The float16 of the lower 16 bits, as float32."""
+    def codegen(context, b, sig, args):
+        return b.fpext(b.bitcast(b.trunc(args[0], ir.IntType(16)), IR_F16), IR_F32)
+    return types.float32(types.int64), codegen
+
+
+@intrinsic
+def half_bits(typingctx, x):
+    """The 16 bits of float32 rounded to float16 (nearest even)."""
+    def codegen(context, b, sig, args):
+        return b.zext(b.bitcast(b.fptrunc(args[0], IR_F16), ir.IntType(16)), IR_I64)
+    return types.int64(types.float32), codegen
+
+
+@intrinsic
 def round_f16(typingctx, x):
     """float32 rounded to half precision (nearest even) and back."""
     def codegen(context, b, sig, args):

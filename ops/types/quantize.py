@@ -13,7 +13,7 @@ from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.progress import busy
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import module_of, traits_of
-from ggjit.ops.core.types import BY_NAME, Type
+from ggjit.ops.core.types import Type, named
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native import jobs
 from ggjit.ops.native.jit import address_of, exact, kernel_address
@@ -22,12 +22,10 @@ from ggjit.ops.native.jit import address_of, exact, kernel_address
 _ROW_WIDE = ("q4_0", "q4_1", "q5_0", "q5_1")
 AT_ONCE = 1 << 20               # elements that one call of NumPy works on
 LONG = 1 << 20                  # elements that the slowest quantiser takes some seconds for
-_LOWER = {name.lower(): t for name, t in BY_NAME.items()}
 
 
 def _type(type):
-    if isinstance(type, str) and type.lower() in _LOWER:
-        return _LOWER[type.lower()]
+    type = named(type) or type if isinstance(type, str) else type
     if not isinstance(type, Type):
         raise TypeMismatch(f"{type!r} is no tensor type; use gg.Q8_0, gg.F16, ... or a name such as 'q8_0'")
     return type

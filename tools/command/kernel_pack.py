@@ -1,6 +1,7 @@
 """Which kernels go into a pack: those of the cache, or those that a model needs."""
 from ggjit.models.networks.load import load_model
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.traits import is_kept
 from ggjit.ops.native import cache_files, kernel_pack
 from ggjit.ops.native.jit import CACHE, sources_key
 
@@ -28,4 +29,5 @@ def _kernels_of(model, folder):
     """Files of the kernels that the model's common graphs use, compiled now if they are not there."""
     with load_model(model) as network:
         network.warm_up()
-    return [folder / f"{name}-{sources_key(tuple(sorted(modules)))}.o" for name, modules in sorted(CACHE.addresses)]
+    return [folder / f"{name}-{sources_key(tuple(sorted(modules)))}.o" for name, modules in sorted(CACHE.addresses)
+            if is_kept(modules)]

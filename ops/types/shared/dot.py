@@ -41,6 +41,7 @@ class Dot:
     unroll      independent sums along k of a tile of one column
     locality    of prefetch_ir: the cache that weights are prefetched into, 2 the second, 3 the first
     ahead_nbytes  how far ahead of a load they are prefetched; None: as far as the kernel says, a tile
+    tile        jitted, with the arguments of make_dot_tile's: serves tiles of any size instead; then there is no IR
     """
     step: int
     w_nbytes: int
@@ -57,6 +58,7 @@ class Dot:
     unroll: int = 4
     locality: int = 2
     ahead_nbytes: int | None = None
+    tile: Callable | None = None
 
     def column_nbytes(self, k):
         """Bytes of a prepared column: an odd number of cache lines, so that columns fall into different sets."""
@@ -107,6 +109,8 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1, prefetch=OWN):
     prefetch: OWN or a way of PREFETCHES.  While a tile is multiplied, the bytes `ahead` of it, or as far ahead as that
     way says, are prefetched, once for each cache line.
     """
+    if dot.tile is not None:
+        return dot.tile
     acc_t = vec_ir("f32", dot.lanes)
     nothing = zero("f32", dot.lanes)
     n_acc, asks = n_rows * n_cols, prefetching(dot, prefetch)

@@ -109,7 +109,7 @@ def mover(ts, td):
         @inline
         def move(dst, src, k, scratch):
             move_bytes(dst, src, k // block * nbytes)
-        return Mover(move)
+        return Mover(move, (module_of(ts),) if ts.is_own else ())
     modules = tuple(module_of(t) for t in (ts, td))
     to_float, from_float = traits_of(ts).to_float, traits_of(td).from_float
     if td is F32:
@@ -150,7 +150,7 @@ def element_mover(ts, td):
         @inline
         def move(dst, src, scratch):
             store(dst, load(src))
-        return Mover(move)
+        return Mover(move, (module_of(ts),) if ts.is_own else ())
     row = mover(ts, td)
     inner, k = row.move, max(ts.block, td.block)
 

@@ -14,6 +14,7 @@ import pytest
 import ggjit as gg
 from ggjit.display import compile_notice
 from ggjit.display.layered_layout import MAX_LANE_POINTS, LayeredLayout, _inversions
+from ggjit.display.tracebacks import shorten_interrupts
 from ggjit.graphs.layers import layer_of_name
 from ggjit.ops.native.jit import CACHE
 from ggjit.tensors.summary import EDGE, corner, edges, preview, source_line, statistics
@@ -346,6 +347,22 @@ def test_a_notebook_shows_the_users_line_and_the_message():
         assert result.error_in_exec is not None
         text = out.getvalue()
         assert all(x in text for x in there) and not any(x in text for x in not_there), text
+
+
+def test_an_interrupt_shows_the_users_line(monkeypatch):
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell.instance()
+    monkeypatch.setattr(shell, "custom_exceptions", ())
+    shorten_interrupts()
+    for cell, long in (("import ggjit as gg\n\ndef stop(dst, a, ith, nth):\n    raise KeyboardInterrupt\n\n"
+                        "gg.compute(gg.map_custom1(gg.tensor([1.0]), stop, 1))", False),
+                       ("raise KeyboardInterrupt", True)):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            result = shell.run_cell(cell)
+        assert isinstance(result.error_in_exec, KeyboardInterrupt)
+        text = out.getvalue()
+        assert cell.splitlines()[-1] in text and "graph_plan.py" not in text and "KeyboardInterrupt" in text
+        assert ("---->" in text or "-> 1" in text) == long, text
 
 
 # ---------------------------------------------------------------- compiling

@@ -1,4 +1,5 @@
 """Profiles: every node once a run, times that add up, nothing when off."""
+import csv
 import json
 import sys
 import threading
@@ -55,6 +56,18 @@ def test_every_node_is_a_row_and_times_add_up(n_threads):
     if n_threads > 1:
         assert product.n_threads == 2
         assert {ith for r, i, ith, a, b in p.events() if r.nodes[i].op == "mul_mat"} == {0, 1}
+
+
+def test_rows_as_columns_and_as_text(tmp_path):
+    plan = planned()
+    with gg.profile() as p:
+        plan.compute()
+    columns = p.to_dict()
+    assert columns["name"] == [r.name for r in p.rows] and columns["seconds"] == [r.seconds for r in p.rows]
+    head, *lines = list(csv.reader(p.to_csv().splitlines()))
+    assert head == list(columns) and [line[0] for line in lines] == columns["name"]
+    p.to_csv(tmp_path / "p.csv")
+    assert (tmp_path / "p.csv").read_text("utf-8") == p.to_csv()
 
 
 def test_events_of_a_thread_follow_one_another():

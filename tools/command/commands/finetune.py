@@ -24,13 +24,14 @@ def add_arguments(c):
                    help=f"matrices to adapt, with commas between (all there are of {','.join(TARGETS)})")
     c.add_argument("--memory", type=nbytes, default=None, metavar="BYTES",
                    help="of the whole process, such as 1.5G: what does not fit is computed again (no limit)")
-    add_n_ctx(c, "tokens of a row (256)")
+    add_n_ctx(c, "tokens of a row (256; a short text has four rows)")
     c.add_argument("--epochs", type=positive, default=None, metavar="N",
                    help="times through the data (once; a short text as often as makes 40 steps)")
     c.add_argument("--steps", type=positive, default=None, metavar="N", help="stop after so many steps")
     c.add_argument("--batch", type=positive, default=1, metavar="N", help="rows of a step (1)")
     c.add_argument("--lr", type=float, default=2e-4, metavar="RATE", help="learning rate of AdamW (2e-4)")
     c.add_argument("-s", "--seed", type=count, default=0, metavar="N", help="of the first values and the order (0)")
+    c.add_argument("--sample", metavar="PROMPT", help="show what the model writes after it, before and after")
     c.add_file("--checkpoint", metavar="FILE", help="written every minute and at the end; the same command goes on "
                "from it")
     add_threads(c)
@@ -63,9 +64,12 @@ def run(args):
     found = {}
     targets = None if args.targets is None else [t.strip() for t in args.targets.split(",") if t.strip()]
     with compiling(), ended_by_sigterm():
-        h = finetune(args.model, args.data, args.out, args.rank, args.alpha, targets, args.n_ctx or 256, args.memory,
+        h = finetune(args.model, args.data, args.out, args.rank, args.alpha, targets, args.n_ctx, args.memory,
                      args.epochs, args.steps, args.lr, args.batch, args.seed, args.threads, args.checkpoint, stepped,
-                     on_plan=planned, force=args.force)
+                     on_plan=planned, force=args.force, sample=args.sample)
     if not args.json:
+        for what, text in (("before", h.before), ("after", h.after)) if args.sample else ():
+            print(f"{what}: {args.sample}{text}")
         print(f"wrote {args.out}")
-    return found | {"out": args.out, "steps": len(h.steps), "loss": h.steps}
+    sample = {"before": h.before, "after": h.after} if args.sample else {}
+    return found | {"out": args.out, "steps": len(h.steps), "loss": h.steps} | sample

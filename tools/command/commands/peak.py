@@ -4,7 +4,6 @@ import argparse
 from ggjit.alloc.report import mib
 from ggjit.display.progress import compiling
 from ggjit.models.networks.peak import explore_model, model_peak, what_if
-from ggjit.ops.core.errors import ParamError
 from ggjit.tools.command.common import (
     add_n_ctx,
     add_repack,
@@ -12,6 +11,7 @@ from ggjit.tools.command.common import (
     console,
     n_layers,
     pairs,
+    patterns,
     positive,
     table,
 )
@@ -82,14 +82,6 @@ def size(text):
     if len(parts) != 2 or not all(part.isdecimal() for part in parts):
         raise argparse.ArgumentTypeError(f"expected WxH, such as 1920x1080, got {text!r}")
     return tuple(map(int, parts))
-
-
-def patterns(texts):
-    """{PATTERN: DEVICE}; a pattern may hold "=", a device's name does not."""
-    wrong = next((t for t in texts if not all(t.rpartition("="))), None)
-    if wrong is not None:
-        raise ParamError(f"-ot takes PATTERN=DEVICE, got {wrong!r}")
-    return {pattern: device for pattern, _, device in (t.rpartition("=") for t in texts)}
 
 
 def text(column, value):
