@@ -58,7 +58,7 @@ def common(w, c, gguf):
 def _rope_scaling(w, rope, gguf):
     kind, factor = rope.get("rope_type"), rope.get("factor")
     # these need no keys; some have a tensor of factors
-    if kind in (None, "default", "dynamic", "llama3", "proportional"):
+    if kind in (None, "default", "dynamic", "llama3", "proportional", "mrope"):
         return
     if kind in ("su", "longrope"):
         w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)

@@ -129,6 +129,11 @@ def gemma4(w, c, gguf):
         stated(w, c, ("expert_used_count", "top_k_experts"), ("expert_feed_forward_length", "moe_intermediate_size"))
 
 
+def qwen2vl(w, c, gguf):
+    common(w, c, gguf)
+    w.add_rope_dimension_sections([*c.rope()["mrope_section"], 0, 0][:4])
+
+
 def qwen3vl(w, c, gguf):
     """The keys of the text part.  n_deepstack_layers: first layers to whose input a picture's features are added."""
     common(w, c, gguf)

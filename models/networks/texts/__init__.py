@@ -8,5 +8,7 @@
     diffuser            all tokens of a text are written at once, in steps
     t5                  an encoder reads a text, a decoder writes another
     vision              pictures as vectors that a decoder reads
+    projectors          what families of vision networks have of their own
+    picture_attention   where the patches of a picture look
     vision_input        sizes, tiles and numbers of a picture, as a vision network gets them
 """

@@ -41,10 +41,14 @@ def fill(self, inputs, runs, state_rows, n_tables=0):
             tokens[at:end][ids >= self.n_vocab] = 0
             self.pictures.fill(ids, inputs["picture"][at:end], inputs["is_text"][at:end])
         if positions is not None:
+            first = past - self.pictures.saved(text) if self._has_grid else past
             if n == 1:
-                positions[at] = past
+                positions[at] = first
             else:
-                positions[at:end] = np.arange(past, past + n)
+                positions[at:end] = np.arange(first, first + n)
+            if "parts" in inputs:
+                parts, _ = self.pictures.positions(ids, past, past - first)
+                inputs["parts"].reshape(4, -1)[:3, at:end] = parts
         for more in self.description.inputs:
             more.fill(inputs, at, text, ids)
         if "temperature" in inputs:
