@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ggjit.models.convert.common_metadata import collected
 from ggjit.models.convert.config import Config
-from ggjit.models.convert.metadata import collected
 from ggjit.models.convert.tensors import float32, paired, plus_one
 from ggjit.models.convert.vocabulary import read_json
 from ggjit.models.convert.whisper import entry
