@@ -8,7 +8,7 @@ Every token is drawn from the model's own logits, which have the bits that they 
 random.
 
     lookup          what followed where the text had its last ORDER tokens before (Saxena 2023, prompt lookup)
-    mtp             a layer of the model's own that was trained to guess (networks/predictor.py)
+    mtp             a layer of the model's own that was trained to guess (networks/parts/predictor.py)
     a draft model   a smaller model of the same vocabulary, its likeliest tokens (Leviathan et al. 2023)
 
 A batch of several tokens takes longer than one token.  `Speculation` keeps the account, in seconds of plain tokens, and
