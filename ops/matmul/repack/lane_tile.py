@@ -141,6 +141,7 @@ class _Block:
     """LLVM IR that adds a block of all columns, at q, times blocks of some groups to sums [group][column].
 
     apart: LLVM must not mix the parts; it would keep the words they share in registers that the sums need, and spill.
+    together: so many parts may be mixed; NEON has the registers for two of one column, which share words.
     """
 
     def __init__(self, b, format, n_columns, in_turn, n_lines):
