@@ -19,7 +19,7 @@ import numpy as np
 
 from ggjit.core.arguments import expect, expect_slot
 from ggjit.core.backend import Backend, Device
-from ggjit.core.buffer import Buffer, BufferType, as_bytes
+from ggjit.core.buffer import Buffer, BufferType, as_bytes, place
 from ggjit.core.slots import checked_int
 from ggjit.cpu.device import CPU
 from ggjit.graphs.allocator import GraphAllocator
@@ -90,7 +90,7 @@ class MetaDevice(Device):
         return all(d.supports_op(t) for d in self.devices)
 
     def supports_buft(self, buft):
-        return buft is self._buffer_type
+        return buft is self._buffer_type or self.is_one and self.devices[0].supports_buft(buft)
 
 
 class MetaBufferType(BufferType):
@@ -239,8 +239,8 @@ class MetaBackend(Backend):
 
     def graph_plan_create(self, graph, placement=None):
         """A plan: `compute()` runs the graph on every device.  A graph that reads host memory gets a Scheduler of this
-        backend and the CPU.  Errors: NotAllocated, NotSupported."""
-        if not graph.placed and any(_is_host(t) for t in graph.leafs):
+        backend and the CPU, where not all devices are the CPU.  Errors: NotAllocated, NotSupported."""
+        if self.together is None and not graph.placed and any(_is_host(t) for t in graph.leafs):
             return ScheduledPlan(Scheduler([self, CPU.init_backend()]), graph)
         return MetaPlan(self, graph, placement)
 
@@ -290,6 +290,12 @@ class MetaPlan:
         where = self._placed.where(t)
         return t.numpy() if where is None else PlacedTensor(t, t.src, where).numpy()
 
+    def view(self, t):
+        """The same, read-only."""
+        a = self.numpy(t)
+        a.flags.writeable = False
+        return a
+
 
 class MetaRun:
     """A graph of placed tensors as graphs of the devices, in stretches between which results meet."""
@@ -304,12 +310,15 @@ class MetaRun:
         self._host = {}                         # by tensor's id: its summands as arrays, where they are host memory
         # of each backend: (node, number in `_computed` of the node whose result it has, or None)
         self._nodes, self._first = [[] for _ in self._backends], 0
+        self._waiting = [[] for _ in range(self.n)]
         self._build()
         self._plan()
-        self._n_changes = MetaBuffer.n_changes
+        self._n_changes, self._n_published = MetaBuffer.n_changes, -1
 
     def is_current(self):
         """Are the leaves' parts still the ones it was made with?"""
+        if any(t._where() != where for t, where in self._hosted):
+            return False
         if self._n_changes == MetaBuffer.n_changes:
             return True
         now = MetaBuffer.n_changes
@@ -321,14 +330,18 @@ class MetaRun:
     # ------------------------------------------------------------ making
     def _build(self):
         self._computed = []                     # the user's nodes, in the order of each device's
-        self._leaf_tensors = [t for t in self.graph.leafs if t.view_src is None]
+        self._leaf_tensors, self._hosted = [], []       # the latter: (leaf in host memory, its place)
         for t in self.graph.leafs:
+            if self.is_one and not isinstance(t.buffer, MetaBuffer) and t.view_src is None:
+                self._parts[t.id] = self._whole_leaf(t)
+                continue
             if not isinstance(t.buffer, MetaBuffer):
                 raise NotSupported(f"{describe(t)} lies in {t.buffer!r}, which {self.backend.name} cannot reach; use a "
                                    f"Scheduler")
             if t.view_src is not None:
                 raise NotSupported(f"{describe(t)}: a leaf that views another; make the view an op (gg.view_1d)")
             self._leaves[t.id] = self._parts[t.id] = t.buffer.parts(t)
+            self._leaf_tensors.append(t)
         for t in self.graph.nodes:
             if t.op == OP.NONE:                         # a parameter
                 self._parts[t.id] = self._leaves[t.id] = t.buffer.parts(t)
@@ -350,7 +363,17 @@ class MetaRun:
             elif self._parts[t.id].state == PARTIAL:
                 self._end_stretch(self._added, t)
                 self._parts[t.id].state = MIRRORED
+        self._put_waiting()
         self._end_stretch()
+
+    def _whole_leaf(self, t):
+        """Parts of a leaf in host memory, where all devices read it."""
+        buf, offs = where = t._where()
+        params = tuple(int(p) for p in t.op_params)
+        x = self._ctxs[0]._add(t.type, OP.NONE, t.ne, t.nb, t.ndim, params, (), None, 0, t.name)
+        place(x, buf, offs)
+        self._hosted.append((t, where))
+        return Parts(MIRRORED, [x] * self.n)
 
     def _root(self, t):
         return self._parts.get(t.view_src.id) or MIRRORED_PARTS
@@ -372,12 +395,21 @@ class MetaRun:
             src = tuple(None if s is None else s[j] for s in sources)
             made.append(self._ctxs[j]._add(t.type, t.op, ne, nb, t.ndim, tuple(int(p) for p in t.op_params), src, view,
                                            offs, t.name))
+        if self.is_one and state == MIRRORED and t.op not in VIEW_OPS:
+            self._put_waiting()
         for j, x in enumerate(made):
-            self._nodes[j % len(self._nodes)].append((x, of))
+            (self._waiting if self.is_one and state != MIRRORED else self._nodes)[j].append((x, of))
         return Parts(state, made if len(made) == self.n else made * self.n)
+
+    def _put_waiting(self):
+        """Nodes of one device after the other: neighbours may become one kernel."""
+        for nodes in self._waiting:
+            self._nodes[0] += nodes
+            nodes.clear()
 
     def _here(self, of, x):
         """The Parts of a node of the graph that is computed for all devices."""
+        self._put_waiting()
         self._nodes[0].append((x, of))
         return Parts(MIRRORED, [x] * self.n)
 
@@ -485,8 +517,10 @@ class MetaRun:
                 continue
             for b, part in what:
                 b.graph_compute(part)
-        for buf, parts in self._published:
-            buf.computed(parts)
+        if self._n_published != MetaBuffer.n_changes:
+            for buf, parts in self._published:
+                buf.computed(parts)
+            self._n_published = MetaBuffer.n_changes
 
     def _added(self, t):
         """Every device gets the sum of all summands, added in the order of the devices."""

@@ -19,6 +19,7 @@ import numpy as np
 import ggjit as gg
 from campaign import calls
 from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.record import OP
 from ggjit.ops.native import isa
 
 SSE = "+64bit,+cmov,+cx8,+fxsr,+mmx,+sse,+sse2,+cx16,+sahf,+popcnt,+sse3,+ssse3,+sse4.1,+sse4.2"
@@ -70,7 +71,7 @@ def _computed(rng, out, specials):
     graph = gg.Graph(out)
     nodes = [t for t in graph.nodes if t.op not in calls.VIEW_OPS]
     if max(np.prod(t.ne, dtype=float) for t in (*graph.nodes, *graph.leafs)) > LARGEST or not min(out.ne) or any(
-            t.op in (*calls.USERS, gg.OP.ACC, gg.OP.SET) for t in nodes):
+            t.op in (*calls.USERS, OP.ACC, OP.SET) for t in nodes):
         return None
     if not calls.kernels_of(graph) <= calls.known_kernels():
         return None
