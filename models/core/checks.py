@@ -61,12 +61,13 @@ def one_of(name, value, known):
     return value
 
 
-def known_options(what, given, known):
-    """ParamError for unknown options, with the nearest known name."""
+def known_options(what, given, known, elsewhere=()):
+    """ParamError for unknown options, with the nearest known name.  elsewhere: other libraries' names, which may be
+    meant, too."""
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ParamError(f"{what}: unknown option {', '.join(map(repr, unknown))}{nearest(unknown[0], known)}; known: "
-                         f"{', '.join(known)}")
+        hint = nearest(unknown[0], known) or nearest(unknown[0], elsewhere)
+        raise ParamError(f"{what}: unknown option {', '.join(map(repr, unknown))}{hint}; known: {', '.join(known)}")
 
 
 def is_encodable(text):

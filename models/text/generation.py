@@ -7,6 +7,7 @@ import time
 import weakref
 
 from ggjit.models.core.checks import integer, known_options
+from ggjit.models.core.other_options import GENERATION
 from ggjit.models.text.answer import Answer
 from ggjit.models.text.grammar import matcher
 from ggjit.models.text.logprobs import tokens_html
@@ -40,7 +41,7 @@ class Generation:
                  speculative=None, **sampling):
         known_options("generate", sampling, ("n_predict", *OPTIONS, "stop", "ignore_eos", "grammar", "json_schema",
                                              "grammar_triggers", "cache_prompt", "context_shift", "n_keep", "logprobs",
-                                             "speculative"))
+                                             "speculative"), GENERATION)
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
         self.model = model

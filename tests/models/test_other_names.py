@@ -77,6 +77,8 @@ def test_what_is_refused_says_what_works(m, name):
 
 
 def test_unknown_options_say_what_was_meant(m):
+    with pytest.raises(gg.ParamError, match="did you mean temperature"):
+        m.generate("Hi", temprature=0.5)
     with pytest.raises(gg.ParamError, match="did you mean n_predict"):
         m.generate("It", n_predit=3)
     with pytest.raises(gg.ParamError, match="did you mean n_batch"):

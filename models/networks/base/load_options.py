@@ -6,6 +6,7 @@ from typing import Any
 from ggjit.core.process_memory import resident_now
 from ggjit.models.blocks.hparams import ROPE_OPTIONS
 from ggjit.models.core.checks import known_options
+from ggjit.models.core.other_options import LOADING
 
 DECODER_OPTIONS = "n_ctx", "n_batch", "kv_type", "flash", "n_seqs", "n_cells"
 ARGUMENTS = ("backend", "n_threads", "reserve", "n_gpu_layers", "cpu_moe", "strict", "validate", "lora", "devices",
@@ -46,6 +47,6 @@ class LoadOptions:
     @classmethod
     def of(cls, keywords, **more):
         """LoadOptions of load_model's **options and its other arguments.  Errors: ParamError for unknown names."""
-        known_options("load_model", keywords, (*ARGUMENTS, *KEYWORDS))
+        known_options("load_model", keywords, (*ARGUMENTS, *KEYWORDS), LOADING)
         rope = {name: value for name, value in keywords.items() if name in ROPE_OPTIONS}
         return cls(**{name: value for name, value in keywords.items() if name not in rope}, rope=rope, **more)
