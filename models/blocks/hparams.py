@@ -6,13 +6,14 @@ import math
 import numpy as np
 
 from ggjit.models.core.checks import number, one_of
+from ggjit.ops.attention.rope_angles import IMROPE, MROPE
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.whole_numbers import is_whole
 
 ROPE_NORMAL, ROPE_NEOX = 0, 2   # pairs of neighbours; pairs half a head apart
 MAX_CTX = (1 << 31) - 1         # positions are int32
 MAX_EPS = 1.0                   # largest epsilon of a norm; models have 1e-12 to 1e-3
-MAX_LAYERS = 1 << 16            # of which a list is made; files have at most as many tensors
+MAX_LAYERS = 1 << 16            # limit of lists with an entry for each layer
 ROPE_BASES = 1.0, 1e15          # models have 1e3 to 1e9; up to 1 the angles of later pairs grow instead of shrinking
 SCALES = 1e-6, 1e6              # range of the scale factors in files
 NON_ROTARY_FACTOR = 1e30        # dividing by it makes an angle 0
@@ -37,10 +38,13 @@ class Rope:
     unused: tuple = dataclasses.field(default=(), metadata={"parameter": False})    # of other context sizes
     n_factors: int = dataclasses.field(default=0, metadata={"parameter": False})    # in the file; 0: of n_dims
     n_non_rotary: int = dataclasses.field(default=0, metadata={"parameter": False})  # pairs at the end: not rotated
+    sections: tuple = dataclasses.field(default=(), metadata={"parameter": False})  # pairs turned by time, row, column,
+    interleaved: bool = dataclasses.field(default=False, metadata={"parameter": False})     # 0; in turns?
 
     @property
     def extra_rotation(self):
-        """Parameters that rotate further what was rotated: YaRN's growth, which is in it, is taken out."""
+        """Parameters that rotate already rotated keys further; YaRN's scale factor, which they have already, is left
+        out."""
         grown = 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0
         return dataclasses.replace(self, attn_factor=1.0 / grown).parameters
 
@@ -51,13 +55,19 @@ class Rope:
 
     @property
     def non_rotary_factors(self):
-        """What angles are divided by: the last pairs do not turn."""
+        """Divisors of the angles; those of the last pairs are so large that these do not rotate."""
         return np.repeat(np.float32([1.0, NON_ROTARY_FACTOR]),
                          [self.n_dims // 2 - self.n_non_rotary, self.n_non_rotary])
 
+    @property
+    def parts(self):
+        """What gg.rope_multi takes after its tensors, where a position has parts."""
+        n_dims, _, *others = self.parameters
+        return n_dims, self.sections, IMROPE if self.interleaved else MROPE, *others
+
     @functools.cached_property
     def parameters(self):
-        """What gg.rope_ext takes after its tensors."""
+        """The arguments of gg.rope_ext behind its tensors."""
         return tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("parameter", True))
 
 
@@ -104,7 +114,7 @@ class HParams:
 
     def __init__(self, file, n_ctx=None, rope=None):
         self.file, self.n_ctx, self._rope = file, n_ctx, rope or {}
-        self.n_predicting = 0           # layers at the end that guess tokens further on: not computed
+        self.n_predicting = 0           # layers at the end that predict later tokens; they are not computed
         self.get = file.arch_get
 
     def wrong(self, key, value, expected):
@@ -290,15 +300,24 @@ class HParams:
         return Rope(n_dims, mode, n_orig, base, scale, given("yarn_ext_factor", ext), attn,
                     given("yarn_beta_fast", fast), given("yarn_beta_slow", slow), factors, tuple(unused))
 
-    def n_non_rotary(self, n_dims):
-        """Pairs that RoPE leaves alone in a text: parts of its positions are equal, but the fourth is 0."""
+    def sections(self, n_dims):
+        """Pairs of a head that are turned by a token's time, row, column, and a fourth number; (): the file does not
+        tell them apart."""
         sections = self.get("rope.dimension_sections", None)
         if not isinstance(sections, np.ndarray) or len(sections) < 4 or not (sections[:2] > 0).all():
-            return 0
-        sections = sections[:4].tolist()
+            return ()
+        sections = tuple(sections[:4].tolist())
         if min(sections) < 0 or sum(sections) != n_dims // 2:
-            raise self.wrong("rope.dimension_sections", sections, f"four parts of {n_dims // 2} pairs")
-        return sections[3]
+            raise self.wrong("rope.dimension_sections", list(sections), f"four parts of {n_dims // 2} pairs")
+        return sections
+
+    def n_non_rotary(self, n_dims):
+        """Pairs that RoPE leaves alone in a text: parts of its positions are equal, but the fourth is 0."""
+        return (self.sections(n_dims) or (0,))[-1]
+
+    def sectioned(self, rope, interleaved=False):
+        """The Rope with the sections of the file; in a text, where their positions are equal, it is the usual one."""
+        return dataclasses.replace(rope, sections=self.sections(rope.n_dims), interleaved=interleaved)
 
     def rope_dims(self, key, default, d_head):
         """How many numbers of a head are rotated."""
