@@ -151,7 +151,10 @@ class Attention:
         if not self.rope:
             return x
         factors = g.leaf[self.rope.non_rotary_name] if self.rope.n_non_rotary else w["rope_factors"]
-        x = gg.rope_ext(x, g.leaf["positions"], factors, *self.rope.parameters)
+        if self.rope.sections and "parts" in g.leaf:
+            x = gg.rope_multi(x, g.leaf["parts"], factors, *self.rope.parts)
+        else:
+            x = gg.rope_ext(x, g.leaf["positions"], factors, *self.rope.parameters)
         return gg.set_name(x, f"{name}_roped-{i}")
 
     def rotated(self, k, positions, parameters, w):

@@ -370,6 +370,7 @@ class Description:
     temperature: tuple | None = None    # (scale, length, first), see `temperatures`
     chunked: bool = False               # windows are chunks: a token sees those of its own
     frame: Any = None                   # a piece around the blocks: .before(g, x, w), .after(g, x, w, rows)
+    n_deep: int = 0                     # first layers to whose output a picture's further vectors are added
     inputs: tuple = ()                  # what pieces read beside the usual inputs: .arrays(n_tokens, n_kv), .fill(...)
     next_token: Any = None              # a NextToken behind the network, which guesses (blocks/next_token.py)
 
@@ -404,6 +405,11 @@ class Description:
 
     def alibi(self):
         return any(getattr(p, "max_alibi_bias", 0) for p in self.pieces)
+
+    @functools.cached_property
+    def has_grid(self):
+        """Does RoPE tell the rows and columns of a picture apart?"""
+        return any(getattr(getattr(p, "rope", None), "sections", ()) for p in self.pieces)
 
     @functools.cached_property
     def rotates(self):

@@ -172,9 +172,10 @@ def qwen(hparams):
 
 
 def qwen2vl(hparams):
-    """Qwen 2 for text: the three parts of a position are equal there."""
-    hparams.ignore("rope.dimension_sections")
-    return described(hparams, rotated(hparams, ROPE_NEOX, out_bias=False), Dense(hparams.n_ff, bias=False))
+    """Qwen 2; positions of a picture have a row and a column."""
+    attention = rotated(hparams, ROPE_NEOX, out_bias=False)
+    attention = dataclasses.replace(attention, rope=hparams.sectioned(attention.rope))
+    return described(hparams, attention, Dense(hparams.n_ff, bias=False))
 
 
 def paddleocr(hparams):

@@ -121,13 +121,16 @@ class Decoder(Network):
         graphs.load_weights(self)
 
     def _load_vision(self, path):
-        if any(getattr(getattr(piece, "rope", None), "sections", None) for piece in self.description.pieces):
-            raise NotSupported(f"{self.file.arch} models tell pictures' positions by three numbers each, which is not "
-                               f"computed here")
         self.vision, self.pictures = load_vision(path, self), PictureTokens(self.n_vocab)
+        self.vision._code = self._code          # what it compiles counts there
         if self.vision.sees_all and self.vision.n_side ** 2 // self.vision.n_merge ** 2 > self.n_batch:
             raise ParamError(f"n_batch = {self.n_batch}: a picture of {self.vision.file.path} is read at once, and has "
                              f"{self.vision.n_side ** 2 // self.vision.n_merge ** 2} vectors")
+
+    @property
+    def _has_grid(self):
+        """May a token's position be another number than that of the tokens before it?"""
+        return self.vision is not None and self.vision.family.has_grid
 
     @property
     def _end_of_ids(self):
@@ -136,7 +139,8 @@ class Decoder(Network):
     def encode_image(self, image):
         """float32 (n, n_embd): what the decoder reads of a picture, all its tiles; load_model(path, vision=mmproj).
 
-        image: a path, the bytes of a file, or an array uint8 (height, width, 3).
+        image: a path, the bytes of a file, or an array uint8 (height, width, 3).  Of Qwen 3 VL: (n, n_embd (1 + k)),
+        since its first k layers add vectors, too.
 
             m.encode_image("cat.jpg").shape
 
@@ -163,6 +167,9 @@ class Decoder(Network):
 
     def _kept_buffers(self):
         return [*self.kv_buffer.buffers, *(self.predictor.buffer.buffers if self.predictor else ())]
+
+    def _memory_terms(self):
+        return super()._memory_terms() + ([] if self.vision is None else self.vision.memory_terms())
 
     def _kept_terms(self):
         terms = graphs.kept_by_kind(self)
@@ -346,10 +353,14 @@ class Decoder(Network):
                 tokens[at:end][ids >= self.n_vocab] = 0
                 self.pictures.fill(ids, inputs["picture"][at:end], inputs["is_text"][at:end])
             if positions is not None:
+                first = past - self.pictures.saved(text) if self._has_grid else past
                 if n == 1:
-                    positions[at] = past
+                    positions[at] = first
                 else:
-                    positions[at:end] = np.arange(past, past + n)
+                    positions[at:end] = np.arange(first, first + n)
+                if "parts" in inputs:
+                    parts, _ = self.pictures.positions(ids, past, past - first)
+                    inputs["parts"].reshape(4, -1)[:3, at:end] = parts
             for more in self.description.inputs:
                 more.fill(inputs, at, text, ids)
             if "temperature" in inputs:

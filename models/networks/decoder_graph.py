@@ -158,7 +158,10 @@ def inputs(m, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
     """n_tables: of pages; 0: rows are looked at as they lie in the cache.  pictures: are there any among the tokens?"""
     inputs = {"tokens": np.zeros(n_tokens, np.int32), **m.description.constants}
     if pictures:
-        inputs |= {"picture": np.zeros((n_tokens, m.n_embd), np.float32), "is_text": np.ones((n_tokens, 1), np.float32)}
+        inputs |= {"picture": np.zeros((n_tokens, m.n_embd * (1 + m.description.n_deep)), np.float32),
+                   "is_text": np.ones((n_tokens, 1), np.float32)}
+        if m.description.has_grid:
+            inputs["parts"] = np.zeros(4 * n_tokens, np.int32)          # of positions: time, row, column, 0
     if m.description.rotates:
         inputs["positions"] = np.zeros(n_tokens, np.int32)
     for window, n_rows in m.cells.n_rows.items():
@@ -198,10 +201,16 @@ def embedded(m, g):
     if about.embd_scale:
         x = gg.scale(x, about.embd_scale)
     if "picture" in g.leaf:
-        x = gg.add(gg.mul(x, g.leaf["is_text"]), g.leaf["picture"])
+        x = gg.add(gg.mul(x, g.leaf["is_text"]), picture_vectors(m, g, 0))
     if m.positions is not None:
         x = gg.add(x, gg.get_rows(m.positions, g.leaf["positions"]))
     return gg.set_name(x if m.embd_norm is None else g.norm(x, about.norm, m.embd_norm), "embd")
+
+
+def picture_vectors(m, g, k):
+    """[n_embd, n_tokens]: what a picture's vectors add before the first layer (k = 0), or behind layer k - 1."""
+    leaf = g.leaf["picture"]
+    return gg.view_2d(leaf, m.n_embd, leaf.ne[1], leaf.nb[1], k * m.n_embd * leaf.nb[0])
 
 
 def through_blocks(m, g, x, rows=None):
@@ -214,6 +223,8 @@ def through_blocks(m, g, x, rows=None):
         x = block.build(g, x, w, i, rows if i == last else None)
         if i in m.control:
             x = gg.set_name(gg.add(x, m.control[i]), f"controlled-{i}")
+        if "picture" in g.leaf and i < about.n_deep:
+            x = gg.add(x, picture_vectors(m, g, i + 1))
     return about.frame.after(g, x, m.frame, rows) if about.frame else x
 
 

@@ -15,6 +15,7 @@ from ggjit.models.networks.encoder import Encoder
 from ggjit.models.networks.load_options import KEYWORDS, LoadOptions
 from ggjit.models.networks.moonshine import Moonshine
 from ggjit.models.networks.t5 import T5
+from ggjit.models.networks.vision import ARCH, Vision, VisionFile
 from ggjit.models.networks.whisper import Whisper
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
@@ -109,6 +110,9 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
 def _loader_rules(path):
     """The errors of load_model for a file, of which header and sizes alone are read, and those of its tokenizer."""
     file = GGUFFile(path)
+    if file.arch == ARCH:
+        Vision(VisionFile(path), LoadOptions("NULL", reserve=False)).free()
+        return
     network_of(file, LoadOptions("NULL")).free()
     if "tokenizer.ggml.model" in file.metadata:
         Tokenizer.from_gguf(file)
