@@ -19,8 +19,9 @@ from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.memory import MemoryTerm, expected_in, terms_of_leaves
 from ggjit.models.networks.base.network import Network
-from ggjit.models.networks.parts import context_shift, predictor, saved_state, steering
+from ggjit.models.networks.parts import context_shift, saved_state, steering
 from ggjit.models.networks.parts import decoder_graph as graphs
+from ggjit.models.networks.parts import predictor as guesses
 from ggjit.models.networks.parts.kv_cells import KVCells
 from ggjit.models.networks.parts.picture_tokens import PictureTokens
 from ggjit.models.networks.parts.pooling import RANK, Pooling
@@ -184,7 +185,7 @@ class Decoder(Network):
     def _build(self, ctx, shape):
         if shape[0] == context_shift.NAME:
             return context_shift.rotation_graph(self, ctx, shape[1:])
-        if shape[0] == predictor.NAME:
+        if shape[0] == guesses.NAME:
             return self.predictor.build(ctx, shape[1:])
         n_tokens, n_kv, n_out, hidden, n_seqs, n_tables, pictures = (*shape, *(False, 1, 0, False)[len(shape) - 3:])
         n_tables = max(n_tables, 0)
@@ -205,7 +206,7 @@ class Decoder(Network):
         return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
 
     def _made(self, shape):
-        if len(shape) < 6 or shape[0] in (context_shift.NAME, predictor.NAME) or shape[5] in (0, 1):
+        if len(shape) < 6 or shape[0] in (context_shift.NAME, guesses.NAME) or shape[5] in (0, 1):
             return super()._made(shape)
         with columns_apart():           # each text gets the bits that it gets alone
             return super()._made(shape)
@@ -222,7 +223,7 @@ class Decoder(Network):
     # ------------------------------------------------------------ a batch
     _shape, _n_tables, _fill = batches.shape, batches.n_tables, batches.fill
     _batches, _padded = batches.batches, batches.padded
-    _predicts, _show, predicting = predictor.predicts, predictor.show, predictor.predicting
+    _predicts, _show, predicting = guesses.predicts, guesses.show, guesses.predicting
 
     def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False, out=None):
         """Logits or hidden states of a batch, as a new array or in `out`."""
