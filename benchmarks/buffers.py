@@ -2,7 +2,7 @@
 
     python -m benchmarks.buffers [NAME ...] [--n-ctx 512]
 
-Files hold random weights (those of benchmarks.families, F16).  llama.cpp loads each, makes a context and logs what it
+Files hold random weights in F16, embeddings of 256.  llama.cpp loads each, makes a context and logs what it
 allocates; ggjit announces the same without loading: weights, what is kept of a text, and the compute buffer with logits
 of all tokens and with the inputs, which lie in llama.cpp's.  MiB; llama.cpp rounds to hundredths.
 """
@@ -20,9 +20,10 @@ from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.memory import unique_memory
 from ggjit.models.networks.peak import null_network
+from ggjit.ops.core.errors import GgjitError
 
 MIB = 1 << 20
-ROUNDING = 0.0051               # MiB
+SMALL = {"embd": 256, "ff": 704, "heads": 8, "ffx": 192, "ffs": 192}       # instead of those of benchmarks.families
 KINDS = "weights", "kept", "compute"
 
 
@@ -52,15 +53,17 @@ def main():
         path = pathlib.Path(folder, "model.gguf")
         for name in args.names or sorted(DECODERS | ENCODERS):
             try:
-                arch_files.write(tools, name, path, kind="F16", **sizes_of(name, arch_files))
+                sizes = sizes_of(name, arch_files)
+                sizes |= {k: v for k, v in SMALL.items() if k in sizes}
+                arch_files.write(tools, name, path, kind="F16", **sizes)
                 encoder = name in ENCODERS
                 peer.ask("load", str(path), n_threads=1, n_ctx=args.n_ctx, embed=encoder)
                 theirs = peer.ask("buffers")
                 peer.ask("unload")
-            except (EngineError, KeyError, ValueError) as e:
+                ours = announced(path, args.n_ctx)
+            except (EngineError, GgjitError, KeyError, ValueError) as e:
                 print(f"| {name} | not measured: {str(e).splitlines()[0]} |", flush=True)
                 continue
-            ours = announced(path, args.n_ctx)
             cells = [f"{x[kind]:.2f}" for kind in KINDS for x in (ours, theirs)]
             print(f"| {name} | {' | '.join(cells)} | {ours['best']:.2f} |", flush=True)
 

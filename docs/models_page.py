@@ -1,7 +1,7 @@
 """docs/models.md: the architectures that load_model takes, read from the registry."""
 import sys
 
-from ggjit.models.families.registry import DECODERS, ENCODERS
+from ggjit.models.families.registry import DECODERS, DIFFUSERS, ENCODERS
 from ggjit.models.text.pre_tokenizers import BY_NAME
 from ggjit.models.text.tokenizer import KINDS
 
@@ -19,6 +19,15 @@ embed, too, where their file names a pooling or `load_model(path, pooling="last"
 `m.rerank(query, texts)` ([How to](how-to.md#find-texts)). Both have
 `m.hidden(ids)`: the last hidden states, (n_tokens, dim), neither pooled nor normalised. T5 is both: `m.encode(text)`
 reads a text, `m.decode(ids)` goes on with another one about it, and `m.generate(text)` does the two.
+"""
+
+DIFFUSION = """\
+## Models that write by diffusion
+
+`m.generate(prompt, n_predict=64, steps=32)` writes all tokens of an answer at once: they begin as masks, and each step
+decides those that the model is surest of. Schedules (`eps`, `block_length`), algorithms and guidance are in
+`models/text/diffusion.py`.
+`m.logits(ids)` and `m.hidden(ids)` see the whole text at every token.
 """
 
 TEXT = """\
@@ -76,7 +85,14 @@ change of any tensor has to change the logits (`tests/models/test_kept.py`).
 - qwen2vl, qwen3vl, qwen3vlmoe, qwen35, qwen35moe, hunyuan_vl, paddleocr, deepseek2-ocr, glm-dsa, deepseek32 and
   bailingmoe3 are computed for text, where the parts of a position are equal (a fourth one is 0). llama.cpp leaves the
   epsilon of qwen2vl's norms out.
-- Layers that guess tokens further on (`nextn_predict_layers`) are left out.
+- Layers that guess tokens further on (`nextn_predict_layers`) are no part of the network. Those of glm4moe, deepseek2
+  and hy_v3 draft for `m.generate(prompt, speculative="mtp")`; the others are left out.
+- Models that write by diffusion take the lowest entropy for the surest, as Dream does; llama.cpp's example takes the
+  highest. Temperature 0 takes the likeliest token; the example draws at temperature 1 then.
+- gptj is in llama.cpp a name without a network; its logits are compared with transformers' formulas in NumPy.
+- chameleon never writes the tokens of pictures; llama.cpp hides them in the first row of several only.
+- hrm_text reads a prompt as other text, as llama.cpp does, though its file may say `hrm.prefix_lm`.
+- cogvlm is computed for text; the matrices for pictures are left alone.
 - gemma3n's cutoff of gates takes the standard deviation as the model was trained, over n; llama.cpp divides by n - 1,
   and takes the cutoffs of the released models whatever the file says.
 - As in llama.cpp: llama4's chunks are 8192 tokens, its files do not say; grok's router has no soft cap; jina-bert-v3
@@ -135,6 +151,7 @@ def _tokenizers():
 
 
 def page():
-    n = len(DECODERS) + len(ENCODERS)
+    n = len(DECODERS) + len(ENCODERS) + len(DIFFUSERS)
     return "\n".join([HEAD, f"## Decoders\n\n{len(DECODERS)} of the {n} architectures.\n", *_table(DECODERS), "",
-                      "## Encoders\n", *_table(ENCODERS), "", _tokenizers() + CHECKED])
+                      "## Encoders\n", *_table(ENCODERS), "", DIFFUSION, *_table(DIFFUSERS), "",
+                      _tokenizers() + CHECKED])

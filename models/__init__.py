@@ -14,6 +14,7 @@ if not __name__.startswith("ggjit"):
 
 import ggjit.names  # what using ggjit registers: a line while kernels are compiled, pictures of graphs
 from ggjit.models.convert.convert import convert_folder
+from ggjit.models.files.control_vector import load_control_vector
 from ggjit.models.files.imatrix import load_imatrix
 from ggjit.models.files.load_tensors import load_gguf, load_safetensors
 from ggjit.models.files.own_weights import OwnWeights
@@ -28,5 +29,6 @@ from ggjit.models.networks.finetune import finetune
 from ggjit.models.networks.fit import fit
 from ggjit.models.networks.load import load_model
 from ggjit.models.networks.silero import load_vad
+from ggjit.models.networks.steering import make_control_vector
 from ggjit.models.networks.tensor_split import tensor_split
 from ggjit.models.speech.speech import load_speech

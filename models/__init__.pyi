@@ -48,6 +48,13 @@ class _Options(_Sampling, total=False):
     cache_prompt: bool
     context_shift: bool
     n_keep: int
+    speculative: Any
+    steps: int | None                               # from here on: of models that write all tokens at once
+    eps: float | None
+    block_length: int | None
+    algorithm: Literal["confidence", "margin", "entropy", "random", "origin"]
+    alg_temp: float
+    cfg_scale: float
 
 class _ChatOptions(_Options, total=False):
     temp: float
@@ -128,6 +135,11 @@ class _Network:
     def generate(self, prompt: list[str] | list[list[int]], n_predict: int = 64, temp: float = 0.0,
                  stop: str | int | Sequence[str | int] = (), ignore_eos: bool = False,
                  **options: Unpack[_Options]) -> _Generations: ...
+    def infill(self, before: str, after: str, n_predict: int = 64, others: Sequence[tuple[str, str]] = (),
+               suffix_first: bool = False, **options: Unpack[_ChatOptions]) -> _Generation: ...
+    def set_lora(self, lora: Sequence[_Path | tuple[_Path, float]] = ()) -> None: ...
+    def set_control_vectors(self, vectors: Sequence[_Path | _ControlVector | tuple[_Path | _ControlVector, float]] = (),
+                            first: int = 1, last: int | None = None) -> None: ...
     def chat(self, messages: Sequence[Mapping[str, Any]], n_predict: int = -1,
              tools: Sequence[Mapping[str, Any]] | None = None, template: str | None = None,
              variables: Mapping[str, Any] | None = None, **options: Unpack[_ChatOptions]) -> _Generation: ...
@@ -324,6 +336,17 @@ class _Imatrix:
     path: str
     def save(self, path: _Path, force: bool = False) -> None: ...
 
+class _ControlVector:
+    directions: dict[int, npt.NDArray[np.float32]]
+    arch: str
+    path: str
+    def save(self, path: _Path) -> None: ...
+    def __mul__(self, factor: float) -> _ControlVector: ...
+    def __rmul__(self, factor: float) -> _ControlVector: ...
+
+def load_control_vector(path: _Path) -> _ControlVector: ...
+def make_control_vector(m: _Network, positive: Sequence[str], negative: Sequence[str],
+                        method: Literal["pca", "mean"] = "pca") -> _ControlVector: ...
 def load_imatrix(path: _Path) -> _Imatrix: ...
 def quantize_gguf(path: _Path, out: _Path, type: str | Type, imatrix: _Path | _Imatrix | None = None,
                   tensor_types: Mapping[str, str | Type] | None = None, output_type: str | Type | None = None,

@@ -81,6 +81,7 @@ def hidden():
     from ggjit.display.drawing import Drawing
     from ggjit.display.explorer import Explorer
     from ggjit.graphs.graph_plan import Plan
+    from ggjit.models.files.control_vector import ControlVector
     from ggjit.models.files.imatrix import Imatrix, ImportanceSums
     from ggjit.models.networks.inside import Capturing
     from ggjit.models.networks.network import Network
@@ -96,7 +97,7 @@ def hidden():
     from ggjit.profiling.profile import Profile
     found = (MeasureReport, Drawing, Explorer, Generation, Generations, Imatrix, Network, Pareto, Plan, Pool, NodeTime,
              Profile, Rematerialized, SileroVad, Speech, Language, Segment, Transcript, LiveTranscript, Word,
-             ImportanceSums, Capturing, AttentionMaps, HiddenStates, LogitLens)
+             ImportanceSums, Capturing, AttentionMaps, HiddenStates, LogitLens, ControlVector)
     return {f"_{c.__name__}": c for c in found}
 
 

@@ -223,11 +223,11 @@ class GraphAllocator:
         view_ids = graph.node_ids[views]
         base_ids = TABLE.words[view_ids, T_VIEW_SRC]
         bare = (base_ids >= 0) & (TABLE.words[base_ids, T_BUFFER] < 0)
-        if bare.any():
+        if not {*placed_ids.tolist(), *leaf_ids.tolist()}.issuperset(base_ids[bare].tolist()):
             bare &= np.isin(view_ids, placed_ids) & ~np.isin(base_ids, placed_ids) & ~np.isin(base_ids, leaf_ids)
-        for i in views[bare].tolist():
-            t = graph.nodes[i]
-            raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
+            for i in views[bare].tolist():
+                t = graph.nodes[i]
+                raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
 
     def _own_leaves(self):
         """The leaves that lie where an earlier call placed them."""

@@ -67,8 +67,8 @@ def visit(outputs):
         if found >= 0:
             handles = TABLE.handles
             both = [[handles[i]() for i in rows.tolist()] for rows in (nodes[:found >> 32], leafs[:found & 0xFFFFFFFF])]
-            if version == TABLE.strays_version and None not in both[0] and None not in both[1]:
-                return tuple(both)
+            if version == TABLE.strays_version and {*map(type, both[0]), *map(type, both[1])} <= {Tensor}:
+                return tuple(both)              # else one has died, or been freed, meanwhile
     return _visit_handles(outputs)
 
 

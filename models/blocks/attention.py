@@ -134,8 +134,11 @@ class Attention:
             o = gated(o, self.gate, w["attn_gate"], n, i, self.n_head if self.gate_by_head else 0)
         if self.sub_norm:
             o = gg.set_name(g.norm(o, "rms", w["attn_sub_norm"]), f"attn_sub_norm-{i}")
-        y = linear(w[self.out], o)
+        y = self._output(g, o, w)
         return gg.scale(y, self.out_scale) if self.out_scale else y
+
+    def _output(self, g, o, w):
+        return linear(w[self.out], o)
 
     def _reading(self, g, n, w, i):
         """The mixer's graph where it reads the keys and values of another layer."""
@@ -148,7 +151,10 @@ class Attention:
         if not self.rope:
             return x
         factors = g.leaf[self.rope.non_rotary_name] if self.rope.n_non_rotary else w["rope_factors"]
-        x = gg.rope_ext(x, g.leaf["positions"], factors, *self.rope.parameters)
+        if self.rope.sections and "parts" in g.leaf:
+            x = gg.rope_multi(x, g.leaf["parts"], factors, *self.rope.parts)
+        else:
+            x = gg.rope_ext(x, g.leaf["positions"], factors, *self.rope.parameters)
         return gg.set_name(x, f"{name}_roped-{i}")
 
     def rotated(self, k, positions, parameters, w):

@@ -115,6 +115,7 @@ class KimiDelta:
     flat: bool = False                  # A lies in the file as one row
     lower: float = 0.0                  # 0: the decay is that of softplus
     sign: float = 1.0
+    unit_eps: float = 0.0               # epsilon of the norms of q and k; 0: that of other norms
 
     def cache(self, sizes):
         n = self.n_head * self.d_head
@@ -148,7 +149,7 @@ class KimiDelta:
         q, k, v = (gg.reshape_4d(gg.silu(convolved(g, i, j, linear(w[c], n), gg.reshape_2d(w["conv_" + c], self.d_conv,
                                                                                           s * h))), s, h, *each)
                    for j, c in enumerate("qkv"))
-        q, k = (_unit(x, g.eps) for x in (q, k))
+        q, k = (_unit(x, self.unit_eps or g.eps) for x in (q, k))
         decay = self._decay(gg.add(product("f"), w["dt"]), gg.reshape_3d(w["a"], 1, h, 1))
         beta = gg.reshape_4d(gg.sigmoid(linear(w["beta"], n)), 1, h, *each)
         before = gg.reshape_4d(g.state(i, 3), s, s, h, g.n_seqs)

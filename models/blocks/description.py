@@ -363,11 +363,16 @@ class Description:
     tied: bool | None = None            # does the embedding give the logits?  None: where there is no output matrix
     output_bias: bool = False
     prefix: str = "blk."
-    n_stored: int = 0                   # blocks in the file, which are passed again and again; 0: all
+    stored: tuple = ()                  # of each block, its number in the file: some are passed again; (): in order
+    for_pictures: tuple = ()            # tensors of every block that pictures pass in place of those for text
+    no_text: tuple = (0, 0)             # ids from the first up to the second are no text: their logits are the lowest
     projections: tuple = ()             # (name, n_in, n_out) of matrices that the pooled embedding of an encoder passes
     temperature: tuple | None = None    # (scale, length, first), see `temperatures`
     chunked: bool = False               # windows are chunks: a token sees those of its own
     frame: Any = None                   # a piece around the blocks: .before(g, x, w), .after(g, x, w, rows)
+    n_deep: int = 0                     # first layers to whose output a picture's further vectors are added
+    inputs: tuple = ()                  # what pieces read beside the usual inputs: .arrays(n_tokens, n_kv), .fill(...)
+    next_token: Any = None              # a NextToken behind the network, which guesses (blocks/next_token.py)
 
     def __str__(self):
         kinds = collections.Counter(" + ".join(filter(None, map(_short, (b.mixer, getattr(b, "cross", None),
@@ -400,6 +405,11 @@ class Description:
 
     def alibi(self):
         return any(getattr(p, "max_alibi_bias", 0) for p in self.pieces)
+
+    @functools.cached_property
+    def has_grid(self):
+        """Does RoPE tell the rows and columns of a picture apart?"""
+        return any(getattr(getattr(p, "rope", None), "sections", ()) for p in self.pieces)
 
     @functools.cached_property
     def rotates(self):

@@ -12,6 +12,8 @@ import math
 import ggjit as gg
 from ggjit.models.blocks.description import linear
 
+OAI_ALPHA, OAI_LIMIT = 1.702, 7.0       # parameters of gpt-oss's clamped SwiGLU
+
 
 def _relu_sqr(x):
     return gg.sqr(gg.relu(x))
@@ -29,12 +31,17 @@ def _situ(gate, up, beta, linear_beta):
     return gg.mul(factor, gg.scale(gg.tanh(gg.scale(up, 1.0 / linear_beta)), linear_beta) if linear_beta else up)
 
 
+def _oai(gate, up):
+    return gg.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT)
+
+
 PLAIN = {"gelu": gg.gelu, "gelu_erf": gg.gelu_erf, "relu": gg.relu, "relu_sqr": _relu_sqr, "silu": gg.silu,
          "xielu": gg.xielu}
 # name -> (of gate and up, of both in one: the gate's half first; None: there is none)
 GATED = {"swiglu": (gg.swiglu_split, gg.swiglu), "geglu": (gg.geglu_split, gg.geglu),
          "geglu_erf": (gg.geglu_erf_split, gg.geglu_erf), "reglu": (gg.reglu_split, gg.reglu),
-         "swiglu_limited": (_limited, None), "swiglu_clamp": (gg.swiglu_clamp, None), "situ": (_situ, None)}
+         "swiglu_oai": (_oai, None), "swiglu_limited": (_limited, None),
+         "swiglu_clamp": (gg.swiglu_clamp, None), "situ": (_situ, None)}
 
 
 @dataclasses.dataclass(frozen=True)

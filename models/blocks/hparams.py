@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 from ggjit.models.core.checks import number, one_of
+from ggjit.ops.attention.rope_angles import IMROPE, MROPE
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.whole_numbers import is_whole
 
@@ -37,6 +38,8 @@ class Rope:
     unused: tuple = dataclasses.field(default=(), metadata={"parameter": False})    # of other context sizes
     n_factors: int = dataclasses.field(default=0, metadata={"parameter": False})    # in the file; 0: of n_dims
     n_non_rotary: int = dataclasses.field(default=0, metadata={"parameter": False})  # pairs at the end: not rotated
+    sections: tuple = dataclasses.field(default=(), metadata={"parameter": False})  # pairs turned by time, row, column,
+    interleaved: bool = dataclasses.field(default=False, metadata={"parameter": False})     # 0; in turns?
 
     @property
     def extra_rotation(self):
@@ -54,6 +57,12 @@ class Rope:
         """What angles are divided by: the last pairs do not turn."""
         return np.repeat(np.float32([1.0, NON_ROTARY_FACTOR]),
                          [self.n_dims // 2 - self.n_non_rotary, self.n_non_rotary])
+
+    @property
+    def parts(self):
+        """What gg.rope_multi takes after its tensors, where a position has parts."""
+        n_dims, _, *others = self.parameters
+        return n_dims, self.sections, IMROPE if self.interleaved else MROPE, *others
 
     @functools.cached_property
     def parameters(self):
@@ -290,15 +299,24 @@ class HParams:
         return Rope(n_dims, mode, n_orig, base, scale, given("yarn_ext_factor", ext), attn,
                     given("yarn_beta_fast", fast), given("yarn_beta_slow", slow), factors, tuple(unused))
 
-    def n_non_rotary(self, n_dims):
-        """Pairs that RoPE leaves alone in a text: parts of its positions are equal, but the fourth is 0."""
+    def sections(self, n_dims):
+        """Pairs of a head that are turned by a token's time, row, column, and a fourth number; (): the file does not
+        tell them apart."""
         sections = self.get("rope.dimension_sections", None)
         if not isinstance(sections, np.ndarray) or len(sections) < 4 or not (sections[:2] > 0).all():
-            return 0
-        sections = sections[:4].tolist()
+            return ()
+        sections = tuple(sections[:4].tolist())
         if min(sections) < 0 or sum(sections) != n_dims // 2:
-            raise self.wrong("rope.dimension_sections", sections, f"four parts of {n_dims // 2} pairs")
-        return sections[3]
+            raise self.wrong("rope.dimension_sections", list(sections), f"four parts of {n_dims // 2} pairs")
+        return sections
+
+    def n_non_rotary(self, n_dims):
+        """Pairs that RoPE leaves alone in a text: parts of its positions are equal, but the fourth is 0."""
+        return (self.sections(n_dims) or (0,))[-1]
+
+    def sectioned(self, rope, interleaved=False):
+        """The Rope with the sections of the file; in a text, where their positions are equal, it is the usual one."""
+        return dataclasses.replace(rope, sections=self.sections(rope.n_dims), interleaved=interleaved)
 
     def rope_dims(self, key, default, d_head):
         """How many numbers of a head are rotated."""

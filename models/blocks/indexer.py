@@ -25,6 +25,7 @@ class Indexer:
     q_rank: int
     rope: Rope                          # RoPE of the first numbers of a head
     eps: float                          # epsilon of the norm of k
+    rope_last: bool = False             # the last numbers of a head are rotated, not the first
     shared: bool = False                # this layer looks at what the layer before looked at
 
     def cache(self, sizes):
@@ -50,7 +51,7 @@ class Indexer:
         k = gg.norm(linear(w["index_k"], n), self.eps)
         k = gg.reshape_3d(gg.add(gg.mul(k, w["index_norm"][0]), w["index_norm"][1]), s, 1, t)
         q = gg.reshape_3d(linear(w["index_q"], low), s, h, t)
-        q, k = (gg.rope_ext(x, g.leaf["positions"], None, *self.rope.parameters) for x in (q, k))
+        q, k = (self._rotated(x, g.leaf["positions"], self.rope.parameters) for x in (q, k))
         kept = gg.set_rows(cache, gg.reshape_2d(k, s, t), g.rows(0))
         keys = gg.view_3d(kept, s, 1, min(g.n_kv, kept.ne[1]), kept.nb[1], kept.nb[1], 0)
         weights = gg.scale(linear(w["index_proj"], n), 1.0 / math.sqrt(s * h))
@@ -68,4 +69,12 @@ class Indexer:
         """Rows of the cache, rotated further."""
         k = gg.reshape_3d(k, self.d_head, 1, k.ne[1])
         parameters = (parameters[0], self.rope.mode, *parameters[2:])
-        return gg.reshape_2d(gg.rope_ext(k, positions, None, *parameters), self.d_head, k.ne[2])
+        return gg.reshape_2d(self._rotated(k, positions, parameters), self.d_head, k.ne[2])
+
+    def _rotated(self, x, positions, parameters):
+        n = x.ne[0] - self.rope.n_dims
+        if not self.rope_last or not n:
+            return gg.rope_ext(x, positions, None, *parameters)
+        still, turned = (gg.view_3d(x, size, *x.ne[1:3], *x.nb[1:3], first * x.nb[0])
+                         for size, first in ((n, 0), (self.rope.n_dims, n)))
+        return gg.concat(still, gg.rope_ext(turned, positions, None, *parameters), 0)

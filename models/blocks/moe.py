@@ -23,7 +23,6 @@ from ggjit.tensors.tensor import Tensor
 SMALLEST_SUM = 6.103515625e-5           # of the picked probabilities: the smallest normal float16, as in llama.cpp
 MAX_SCALE = 1e6
 SOFTMAX, SIGMOID, SOFTMAX_OF_PICKED = 1, 2, 3                   # expert_gating_func
-OAI_ALPHA, OAI_LIMIT = 1.702, 7.0       # parameters of gpt-oss's clamped SwiGLU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,10 +223,7 @@ def through_experts(m, experts, ids, weights, named):
         h = (PLAIN[experts.act] if experts.act in PLAIN else GATED[experts.act][1])(up)
     else:
         gate = named(product(experts.gate, m, 1), "gate")
-        if experts.act == "swiglu_oai":
-            h = gg.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT)
-        else:
-            h = GATED[experts.act][0](gate, up, *experts.shape)
+        h = GATED[experts.act][0](gate, up, *experts.shape)
     h = named(h, experts.act)
     y = named(product(experts.down, h, 3), "down")
     y = y if experts.before else named(gg.mul(y, weights), "weighted")

@@ -6,7 +6,8 @@ class Config:
     """config.json: `config["hidden_size"]` or the first of several names.  Errors: ModelError with the path."""
 
     def __init__(self, path, values):
-        self.path, self.values = path, values | (values.get("text_config") or {})
+        whole = {k: values[k] for k in ("architectures",) if k in values}        # of the model, not of its decoder
+        self.path, self.values = path, values | (values.get("text_config") or {}) | whole
         self.file_type = 0              # general.file_type, known when the type is
 
     def get(self, *names, default=None):

@@ -16,6 +16,7 @@ import pathlib
 import numpy as np
 
 from ggjit.core.arguments import typed_call
+from ggjit.models.convert import mmproj as mmproj_file
 from ggjit.models.convert import moonshine
 from ggjit.models.convert.config import Config
 from ggjit.models.convert.families import NOT_WEIGHTS, family_of
@@ -44,7 +45,7 @@ STAY_F32 = ("FFN_GATE_INP", "FFN_GATE_INP_SHEXP", "POS_EMBD", "TOKEN_TYPES", "SS
 
 
 @typed_call
-def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=False, progress=True):
+def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=False, progress=True, mmproj=None):
     """Write the model in a Hugging Face folder to `out`: config.json, tokenizer.json or tokenizer.model, *.safetensors.
     Of Whisper models also CTranslate2's folders and whisper.cpp's .bin files.
 
@@ -52,11 +53,13 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
 
     type: of the matrices: F32, F16, BF16, Q8_0, or AUTO, the source's type of 16 bits (F16 for F32).  pre: name of the
     pre-tokenizer where tokenizer.json cuts text in a way that is not known.  vocabulary=False: token ids only.
+    mmproj: another file, for the part of the model that sees (docs/vision.md); `out` is its decoder.
     Returns {"paths", "nbytes", "arch", "tensors"}.  Errors: NotSupported (the architecture, the tokenizer), ModelError
     and BadFile with the file at fault, MissingExtra, CannotWrite.
     """
     folder = pathlib.Path(folder)
-    refuse_source(out, folder)
+    for path in [out] if mmproj is None else [out, mmproj]:
+        refuse_source(path, folder)
     known = one_of("type", str(getattr(type, "name", type)).upper(), ("AUTO", *TYPES))
     if folder.is_file():
         return _of_file(folder, out, known, force, progress)
@@ -73,6 +76,8 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
         family = family_of(config)
     sources = _sources(folder, lambda name: not name.endswith(NOT_WEIGHTS) and family.rename(name) is not None)
     kind = _type(known, sources)
+    if mmproj is not None:
+        _write_mmproj(gguf, folder, config, mmproj, TYPES[kind][0], force, progress)
     config.file_type = TYPES[kind][1]
     arch = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[family.arch]]
     # the gguf package warns of keys that are set twice, and of tokens outside the vocabulary
@@ -98,6 +103,12 @@ def _of_whisper(folder, config, out, kind, force, progress):
     with _readable(config):
         made = from_hf(folder, config, sources, TYPES[_type(kind, sources)][0])
     return _written(folder, out, *made, force, progress)
+
+
+def _write_mmproj(gguf, folder, config, out, kind, force, progress):
+    with _silent("gguf"), _readable(config):
+        made = mmproj_file.from_hf(gguf, folder, config, _sources(folder, lambda name: True, True), kind)
+    _written(folder, out, *made, force, progress, "clip")
 
 
 def _of_moonshine(gguf, folder, config, out, kind, force, progress):
@@ -172,8 +183,8 @@ def _counts(entries):
             experts[0].ne[2] if experts else 0)
 
 
-def _sources(folder, wanted):
-    """{name: Tensor} of all .safetensors files of the folder, those that are wanted."""
+def _sources(folder, wanted, folds=False):
+    """{name: Tensor} of all .safetensors files of the folder, those that are wanted; folds: as safetensors_leaves."""
     index = read_json(folder / INDEX, needed=False).get("weight_map", {})
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
         raise BadFile(f"{folder / INDEX}: weight_map has to map names of tensors to names of files; fetch it again")
@@ -184,7 +195,7 @@ def _sources(folder, wanted):
     for name in paths:
         if not inside(folder, name, folder / INDEX).is_file():
             raise BadFile(f"{folder / name}: no such file, but {INDEX} names it; fetch it")
-        found = safetensors_leaves(folder / name, wanted=wanted)
+        found = safetensors_leaves(folder / name, wanted=wanted, folds=folds)
         double = sorted(found.keys() & out.keys())
         if double:
             raise ModelError(f"{folder / name}: tensor {double[0]!r} is in another file of the folder too; leave only "

@@ -10,6 +10,7 @@ import numpy as np
 from ggjit.core.arguments import nearest
 from ggjit.models.convert import metadata as meta
 from ggjit.models.convert import rerank
+from ggjit.models.convert.mmproj import PARTS
 from ggjit.models.convert.tensors import (
     chain,
     ernie_fused,
@@ -117,10 +118,13 @@ def without(*prefixes):
 
 
 def text_part(name):
-    """Of a model that also sees or hears."""
-    others = "vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "visual."
-    name = name.replace("model.language_model.", "model.")
-    return None if name.startswith(tuple("model." + part for part in others)) else name
+    """Of a model that also sees or hears: the name as its decoder alone would have it."""
+    bare = name.removeprefix("model.")
+    if bare.startswith((*PARTS, "audio_tower.", "embed_vision.", "embed_audio.")):
+        return None
+    for prefix in ("language_model.", "text_model.", "model."):
+        bare = bare.removeprefix(prefix)
+    return bare if bare.startswith("lm_head.") else "model." + bare
 
 
 def replaced(old, new):
@@ -137,6 +141,16 @@ def qwen3_family(c):
     if rerank.is_qwen3_reranker(c):
         return Family("QWEN3", meta.qwen3_reranker, chain(rerank.qwen3_change), **_WHOLE)
     return Family("QWEN3", **_WHOLE)
+
+
+def decoder_family(c):
+    """Of a model that sees, whose decoder may be one of several: text_config says it."""
+    of = {"llama": _LLAMA, "mistral": _LLAMA, "qwen2": Family("QWEN2"), "qwen3": Family("QWEN3")}
+    kind = c.get("model_type")
+    if kind not in of:
+        raise NotSupported(f"{c.path}: text_config's model_type is {kind!r}; those that can be converted with a vision "
+                           f"part: {', '.join(of)}")
+    return dataclasses.replace(of[kind], **_TEXT)
 
 
 def granite_hybrid_family(c):
@@ -173,6 +187,11 @@ FAMILIES = {
                     Family("GEMMA3N", meta.gemma3n, chain(gemma3n_change), **_GEMMA_TEXT)),
     **dict.fromkeys(("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
                     Family("GEMMA4", meta.gemma4, chain(gemma4_change), gemma4_extra, **_GEMMA_TEXT)),
+    "Gemma3ForConditionalGeneration": Family("GEMMA3", meta.gemma3, **(_GEMMA | _TEXT)),
+    **dict.fromkeys(("LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration",
+                     "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), decoder_family),
+    **dict.fromkeys(("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+                    Family("QWEN2VL", meta.qwen2vl, **_TEXT)),
     "Qwen3VLForConditionalGeneration": Family("QWEN3VL", meta.qwen3vl, **_TEXT),
     "Phi3ForCausalLM": Family("PHI3", meta.phi3, extra=phi3_extra),
     **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), Family("OLMO2", meta.olmo2)),

@@ -69,7 +69,7 @@ def common(w, c, gguf):
 
 def _rope_scaling(w, rope, gguf):
     kind, factor = rope.get("rope_type"), rope.get("factor")
-    if kind in (None, "default", "dynamic", "llama3", "proportional"):      # some have a tensor of factors
+    if kind in (None, "default", "dynamic", "llama3", "proportional", "mrope"):     # some have a tensor of factors
         return
     if kind in ("su", "longrope"):
         w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
@@ -202,6 +202,11 @@ def gemma4(w, c, gguf):
         w.add_feed_forward_length([n_ff * (1 + (i >= c.n_layer - n_shared)) for i in range(c.n_layer)])
     if c.get("enable_moe_block"):
         stated(w, c, ("expert_used_count", "top_k_experts"), ("expert_feed_forward_length", "moe_intermediate_size"))
+
+
+def qwen2vl(w, c, gguf):
+    common(w, c, gguf)
+    w.add_rope_dimension_sections([*c.rope()["mrope_section"], 0, 0][:4])
 
 
 def qwen3vl(w, c, gguf):

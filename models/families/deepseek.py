@@ -1,5 +1,6 @@
-"""DeepSeek 2 to 3.2, Mistral 4 and GLM 5: latent attention, some dense layers, then experts with a shared one; from
-DeepSeek 3.2 on an indexer picks the keys that a token looks at.  MiniCPM 3: latent attention and dense layers."""
+"""DeepSeek 2 to 3.2, Mistral 4, GLM 5 and dots 3 Note: latent attention, some dense layers, then experts with a shared
+one; from DeepSeek 3.2 on an indexer picks the keys that a token looks at.  MiniCPM 3: latent attention and dense
+layers."""
 import dataclasses
 import math
 
@@ -9,13 +10,14 @@ from ggjit.models.blocks.hparams import LONG, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.indexer import Indexer
 from ggjit.models.blocks.latent import Latent
 from ggjit.models.blocks.moe import SIGMOID, gating, groups
-from ggjit.models.families.experts import after_dense, routed
+from ggjit.models.families.experts import after_dense, next_token, routed
 
 GLM_EPS = 1e-6                          # epsilon of the indexer's norm
 GLM_5_2_CONTEXT = 1 << 20               # from 5.2 on some layers have no indexer
 
 
 def deepseek2(hparams):
+    hparams.leave_predicting()
     absorbed = hparams.get("attention.key_length_mla", 0, int) > 0
     suffix = "_mla" if absorbed else ""
     d_key, d_value = (hparams.positive(f"attention.{n}_length{suffix}") for n in ("key", "value"))
@@ -29,8 +31,9 @@ def deepseek2(hparams):
                        temperature=bool(hparams.scale("attention.temperature_scale")))
     temperature = (hparams.scale("attention.temperature_scale"), hparams.positive("attention.temperature_length"), 0) \
         if attention.temperature else None
-    blocks = after_dense(hparams, attention, routed(hparams, **groups(hparams)))
-    return Description(blocks, hparams.eps(), temperature=temperature)
+    experts = routed(hparams, **groups(hparams))
+    return Description(after_dense(hparams, attention, experts), hparams.eps(), temperature=temperature,
+                       next_token=None if temperature else next_token(hparams, attention, experts))
 
 
 def _q_rank(hparams):
@@ -67,13 +70,18 @@ def _indexed(hparams, rope, scale, index_mode, eps):
     hparams.same("attention.head_count_kv", 1)
     hparams.same("attention.key_length", kv_rank + rope.n_dims)
     hparams.same("attention.value_length", kv_rank)
+    index = indexer(hparams, rope, index_mode, eps)
+    return Latent(n_head, d_key, d_value, kv_rank, index.q_rank, rope, scale, absorbed=True, indexer=index), index
+
+
+def indexer(hparams, rope, mode, eps):
+    """The Indexer of the metadata.  Errors: ModelError."""
     q_rank = hparams.positive("attention.q_lora_rank")
     n_index, d_index, n_top = (hparams.positive(f"attention.indexer.{n}") for n in ("head_count", "key_length",
                                                                                     "top_k"))
     if rope.n_dims > d_index:
         raise hparams.wrong("attention.indexer.key_length", d_index, f"at least the {rope.n_dims} that are rotated")
-    index = Indexer(n_index, d_index, n_top, q_rank, dataclasses.replace(rope, mode=index_mode), eps)
-    return Latent(n_head, d_key, d_value, kv_rank, q_rank, rope, scale, absorbed=True, indexer=index), index
+    return Indexer(n_index, d_index, n_top, q_rank, dataclasses.replace(rope, mode=mode), eps)
 
 
 def deepseek32(hparams):
@@ -104,6 +112,35 @@ def _own_indexers(hparams):
     return own
 
 
+def dots3note(hparams):
+    """Layers with windows have latent sizes and a RoPE of their own, the others an indexer; gates by head, and a norm
+    of the key that all heads share."""
+    hparams.leave_predicting()
+    hparams.same("attention.head_count_kv", 1)
+    windows, n_heads = hparams.windows(..., default=...), hparams.per_layer("attention.head_count")
+    sizes = {near: _latent_sizes(hparams, "_swa" * near) for near in (False, True)}
+    rope = hparams.rope(ROPE_NORMAL, sizes[False]["d_key"], factors="", n_dims=hparams.rope_dims(
+        "rope.dimension_count", sizes[False]["d_key"], min(s["d_key"] for s in sizes.values())))
+    for near, suffix in ((False, ""), (True, "_swa")):
+        hparams.same("attention.key_length" + suffix, sizes[near]["kv_rank"] + rope.n_dims)
+        hparams.same("attention.value_length" + suffix, sizes[near]["kv_rank"])
+    if hparams.flags_per_layer("attention.indexer.types", False) != [not w for w in windows]:
+        raise hparams.wrong("attention.indexer.types", hparams.get("attention.indexer.types", None),
+                            "true for the layers without windows alone")
+    index, near_rope = indexer(hparams, rope, ROPE_NEOX, GLM_EPS), hparams.window_rope(rope)
+    attentions = [Latent(n_head, q_rank=index.q_rank, rope=near_rope if w else rope, absorbed=True, k_norm=True,
+                         scale=1.0 / math.sqrt(sizes[bool(w)]["d_key"]), indexer=None if w else index, window=w,
+                         gate="sigmoid", gate_by_head=True, **sizes[bool(w)])
+                  for n_head, w in zip(n_heads, windows, strict=True)]
+    return _sparse(hparams, attentions, SIGMOID)
+
+
+def _latent_sizes(hparams, suffix):
+    d_key, d_value, kv_rank = (hparams.positive(f"attention.{name}{suffix}") for name in (
+        "key_length_mla", "value_length_mla", "kv_lora_rank"))
+    return {"d_key": d_key, "d_value": d_value, "kv_rank": kv_rank}
+
+
 def minicpm3(hparams):
     """The scales of the first MiniCPM, and its RoPE with factors by context size."""
     sizes, kv_rank = hparams.heads(), hparams.positive("attention.kv_lora_rank")
@@ -117,4 +154,4 @@ def minicpm3(hparams):
 
 
 DECODERS = {"deepseek2": deepseek2, "mistral4": deepseek2, "minicpm3": minicpm3, "deepseek32": deepseek32,
-            "glm-dsa": glm_dsa}
+            "glm-dsa": glm_dsa, "dots3note": dots3note}

@@ -1,17 +1,19 @@
 """Decoders of experts: some dense layers first, then a router's choice, mostly beside an expert that all tokens pass.
 
 DeepSeek 1 and its OCR model, dots1, GLM 4.5, Ling (bailingmoe), ERNIE 4.5, MiniMax M2, Hunyuan, Phi 3.5 MoE, DBRX,
-Grok, LLaMA 4, HY V3, Arctic, Grove, and the experts of EXAONE, Arcee (afmoe) and Cohere.
+Grok, LLaMA 4, HY V3, MiniMax M3, Arctic, Grove, and the experts of EXAONE, Arcee (afmoe) and Cohere.
 """
 import dataclasses
 import math
 
 from ggjit.models.blocks.attention import Attention
+from ggjit.models.blocks.block_indexer import BlockIndexer, BlockInputs, SparseAttention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.grove import Grove
 from ggjit.models.blocks.hparams import LONG, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.moe import SIGMOID, SOFTMAX, DenseBesideExperts, gating, groups, mixture
+from ggjit.models.blocks.next_token import NextToken
 from ggjit.models.families.common import rotated
 
 OCR_BASE = 10000.0              # base of DeepSeek-OCR's RoPE
@@ -41,6 +43,15 @@ def routed(hparams, kind=SOFTMAX, normed=False, n_shared=None, **switches):
     shared = Dense(n_ff * n_shared, suffix="_shexp", bias=False) if n_shared else None
     return mixture(hparams, n_ff, gating=gating(hparams, kind), normed=hparams.get("expert_weights_norm", normed, bool),
                    **{"shared": shared, **switches})
+
+
+def next_token(hparams, attention, feed_forward, **block):
+    """The NextToken of the first layer of experts behind the network; None: the file has none."""
+    i = hparams.n_layer
+    if not hparams.n_predicting or not hparams.has(f"blk.{i}.nextn.eh_proj.weight"):
+        return None
+    biased = hparams.has(f"blk.{i}.exp_probs_b.bias") or hparams.has(f"blk.{i}.exp_probs_b")
+    return NextToken(Block(attention, dataclasses.replace(feed_forward, pick_bias=biased), **block), i)
 
 
 def deepseek(hparams):
@@ -154,8 +165,9 @@ def glm4moe(hparams):
     hparams.leave_predicting()
     normed = "rms" if hparams.has("blk.0.attn_q_norm.weight") else ""
     attention = rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm=normed)
-    blocks = after_dense(hparams, attention, routed(hparams, SIGMOID), ffn_norm="post_attention_norm")
-    return Description(blocks, hparams.eps())
+    parts = attention, routed(hparams, SIGMOID)
+    blocks = after_dense(hparams, *parts, ffn_norm="post_attention_norm")
+    return Description(blocks, hparams.eps(), next_token=next_token(hparams, *parts, ffn_norm="post_attention_norm"))
 
 
 def bailingmoe(hparams):
@@ -192,6 +204,25 @@ def minimax_m2(hparams):
     attention = rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms", qk_norm_over="all")
     blocks = after_dense(hparams, attention, routed(hparams, SIGMOID, normed=True, n_shared=0))
     return Description(blocks, hparams.eps(), tied=False)
+
+
+def minimax_m3(hparams):
+    """Norms of every head's query and key, a clamped gate; layers of experts look at blocks of positions."""
+    plain = rotated(hparams, ROPE_NEOX, out_bias=False, qk_norm="rms")
+    n_index, d_index, n_top, size, n_local = (hparams.positive(f"attention.indexer.{name}") for name in (
+        "head_count", "key_length", "top_k", "block_size", "local_blocks"))
+    if n_index != plain.n_head_kv or plain.rope.n_dims > d_index:
+        raise hparams.wrong("attention.indexer.head_count", n_index, f"{plain.n_head_kv}, of {plain.rope.n_dims} "
+                            f"numbers or more each")
+    index = BlockIndexer(n_index, d_index, n_top, size, plain.rope)
+    sparse = SparseAttention(**{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}, indexer=index)
+    n_dense = hparams.get("leading_dense_block_count", 0, int)
+    n_ff = hparams.positive("expert_feed_forward_length") * hparams.positive("expert_shared_count")
+    experts = routed(hparams, n_shared=0, act="swiglu_oai", pick_bias=True,
+                     shared=Dense(n_ff, "swiglu_oai", suffix="_shexp", bias=False))
+    blocks = [Block(plain, Dense(hparams.n_ff, "swiglu_oai", bias=False)) if i < n_dense else Block(sparse, experts)
+              for i in range(hparams.n_layer)]
+    return Description(blocks, hparams.eps(), tied=False, inputs=(BlockInputs(size, n_local),))
 
 
 def hunyuan_moe(hparams):
@@ -233,7 +264,7 @@ def hy_v3(hparams):
         f = dataclasses.replace(experts, pick_bias=hparams.has(f"blk.{i}.exp_probs_b"))
         blocks.append(Block(attention, f if hparams.has(f"blk.{i}.ffn_gate_inp.weight") else
                             Dense(hparams.n_ff, bias=False)))
-    return Description(blocks, hparams.eps())
+    return Description(blocks, hparams.eps(), next_token=next_token(hparams, attention, experts))
 
 
 def arctic(hparams):
@@ -259,6 +290,7 @@ def grovemoe(hparams):
 
 DECODERS = {"deepseek": deepseek, "dots1": dots1, "glm4moe": glm4moe, "bailingmoe": bailingmoe,
             "bailingmoe2": bailingmoe2, "ernie4_5-moe": ernie4_5_moe, "minimax-m2": minimax_m2,
+            "minimax-m3": minimax_m3,
             "hunyuan-moe": hunyuan_moe, "phimoe": phimoe, "dbrx": dbrx, "deepseek2-ocr": deepseek2_ocr,
             "exaone-moe": exaone_moe, "afmoe": afmoe, "grok": grok, "cohere2moe": cohere2moe,
             "llama4": llama4, "hy_v3": hy_v3, "arctic": arctic, "grovemoe": grovemoe}

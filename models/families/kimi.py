@@ -29,7 +29,7 @@ def _delta(hparams, **switches):
                      hparams.positive("ssm.conv_kernel"), **switches)
 
 
-def _lower(hparams, default):
+def lower_bound(hparams, default):
     """The least logarithm of a decay; 0: none."""
     lower = hparams.get("kda.gate_lower_bound", default, float)
     if not -1e6 < lower <= 0:
@@ -66,7 +66,7 @@ def kimi_linear(hparams):
 def kimi_k3(hparams):
     """Attention over residuals, gates behind attention, experts of a shorter vector, no RoPE."""
     hparams.ignore("rope.freq_base", "feed_forward_length")
-    lower, every = _lower(hparams, 0.0), hparams.positive("attn_res.block_size")
+    lower, every = lower_bound(hparams, 0.0), hparams.positive("attn_res.block_size")
     delta = _delta(hparams, decay_rank=hparams.positive("kda.head_dim"), gate="ssm_g", flat=True, lower=lower,
                    sign=-1.0)
     shape = (hparams.between("activation.situ_beta", 0.0, 1e6),
@@ -95,7 +95,7 @@ def bailingmoe3(hparams):
     hparams.ignore("rope.dimension_sections", "feed_forward_length")
     if not hparams.get("kda.safe_gate", True, bool):
         raise hparams.wrong("kda.safe_gate", False, "true")
-    lower = _lower(hparams, ...)
+    lower = lower_bound(hparams, ...)
     if not lower:
         raise hparams.wrong("kda.gate_lower_bound", lower, "a number below 0")
     rope = hparams.rope(ROPE_NORMAL, hparams.positive("attention.key_length_mla"), factors="")

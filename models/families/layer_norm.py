@@ -1,5 +1,5 @@
-"""With layer norms: GPT-2, GPT-NeoX, StarCoder, Falcon, Phi 2, StableLM, Command R, BLOOM, OLMo, Nemotron, MPT, Jais 1
-and 2, CodeShell, Orion."""
+"""With layer norms: GPT-2, GPT-J, GPT-NeoX, StarCoder, Falcon, Phi 2, StableLM, Command R, BLOOM, OLMo, Nemotron, MPT,
+Jais 1 and 2, CodeShell, Orion."""
 import functools
 
 from ggjit.models.blocks.attention import Attention
@@ -144,7 +144,19 @@ def jais2(hparams):
     return _described(hparams, attention, Dense(hparams.n_ff, "relu_sqr", bias=True))
 
 
+def gptj(hparams):
+    """Parallel with one norm; biases of the feed-forward and of the logits alone.
+
+    llama.cpp names the architecture and its tensors, and computes none: transformers' GPT-J is the source.
+    """
+    sizes = hparams.heads()
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NORMAL, sizes["d_head"], factors=""),
+                          fused=hparams.has("blk.0.attn_qkv.weight"), bias=False, out_bias=False)
+    return _described(hparams, attention, Dense(hparams.n_ff, "gelu", bias=True), {"parallel": True, "ffn_norm": ""},
+                      tied=False, output_bias=True)
+
+
 DECODERS = {"gpt2": gpt2, "starcoder2": starcoder2, "gptneox": gptneox, "falcon": falcon, "phi2": phi2,
             "stablelm": stablelm, "command-r": command_r, "cohere2": cohere2, "bloom": bloom, "olmo": olmo,
             "nemotron": nemotron, "starcoder": gpt2, "mpt": mpt,
-            "jais": jais, "codeshell": codeshell, "orion": orion, "jais2": jais2}
+            "jais": jais, "codeshell": codeshell, "orion": orion, "jais2": jais2, "gptj": gptj}

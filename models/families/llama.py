@@ -1,5 +1,5 @@
 """LLaMA and those that change one thing of it: Mistral and Mixtral (llama too), Granite, SmolLM3, Qwen 2, BitNet,
-Nanbeige, and Deci (Nemotron).
+Nanbeige, HRM Text, and Deci (Nemotron).
 
     x += Wo attention(rope(Wq n), rope(Wk n), Wv n),  n = rms_norm(x) * g
     x += Wdown (silu(Wgate m) * Wup m),               m = rms_norm(x) * h
@@ -7,6 +7,7 @@ Nanbeige, and Deci (Nemotron).
 import dataclasses
 
 from ggjit.models.blocks.attention import Attention
+from ggjit.models.blocks.cycles import StackEnd, TwoStacks
 from ggjit.models.blocks.description import Block, Description, LoopNorm
 from ggjit.models.blocks.feed_forward import Dense, Projection
 from ggjit.models.blocks.hparams import MAX_LAYERS, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
@@ -89,8 +90,25 @@ def nanbeige(hparams):
     last = block if hparams.get("skip_loop_final_norm", False,
                                 bool) else dataclasses.replace(block, output_transform=LoopNorm())
     blocks = ([block] * (n - 1) + [last]) * (n_times - 1) + [block] * n
-    return Description(blocks, hparams.eps(), n_stored=n)
+    return Description(blocks, hparams.eps(), stored=tuple(range(n)) * n_times)
+
+
+def hrm_text(hparams):
+    """Two stacks of layers without weights in their norms, each passed several times: blocks/cycles.py."""
+    sizes = hparams.heads()
+    n, n_high, n_low = (hparams.positive(f"hrm.{name}") for name in ("layers_per_stack", "h_cycles", "l_cycles"))
+    hparams.ignore("hrm.prefix_lm")                 # a prompt is read as other text is, as llama.cpp does
+    if n * n_high * (n_low + 1) != hparams.n_layer:
+        raise hparams.wrong("block_count", hparams.n_layer, f"{n} layers in {n_high} times {n_low} + 1 passes")
+    block = Block(Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), gate="sigmoid",
+                            out_bias=False), Dense(hparams.n_ff, bias=False), norm="rms bare")
+    low, high = ([block] * (n - 1) + [dataclasses.replace(block, output_transform=StackEnd(is_low))]
+                 for is_low in (True, False))
+    blocks = [*((low * n_low + high) * n_high)[:-1], block]         # the last norm follows them
+    numbers = [*range(n)] * n_low + [*range(n, 2 * n)]
+    return Description(blocks, hparams.eps(), norm="rms bare", embd_scale=hparams.scale("embedding_scale"),
+                       stored=tuple(numbers) * n_high, frame=TwoStacks())
 
 
 DECODERS = {"llama": llama, "qwen2": qwen2, "granite": granite, "granitemoe": granite, "smollm3": smollm3,
-            "bitnet": bitnet, "deci": deci, "nanbeige": nanbeige}
+            "bitnet": bitnet, "deci": deci, "nanbeige": nanbeige, "hrm_text": hrm_text}

@@ -1,4 +1,6 @@
 """Qwen 3, also VL, and the Qwens with experts."""
+import dataclasses
+
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.feed_forward import Dense
@@ -30,15 +32,20 @@ def qwen2moe(hparams):
     return Description([Block(attention, feed_forward)] * hparams.n_layer, hparams.eps(), tied=False)
 
 
-def qwen3vl(hparams):
-    """Qwen 3 for text: the parts of a position are equal there, and no layer adds what an image gives it."""
-    hparams.ignore("rope.dimension_sections", "n_deepstack_layers")
-    return qwen3(hparams)
+def qwen3vl(hparams, text=qwen3):
+    """Qwen 3, in whose first layers a picture's vectors are added; positions of a picture have a row and a column."""
+    n_deep = hparams.get("n_deepstack_layers", 0, int)
+    if not 0 <= n_deep < hparams.n_layer:
+        raise hparams.wrong("n_deepstack_layers", n_deep, f"fewer than the {hparams.n_layer} layers")
+    about = text(hparams)
+    attention = about.blocks[0].mixer
+    attention = dataclasses.replace(attention, rope=hparams.sectioned(attention.rope, interleaved=True))
+    return dataclasses.replace(about, n_deep=n_deep, blocks=[dataclasses.replace(b, mixer=attention)
+                                                             for b in about.blocks])
 
 
 def qwen3vlmoe(hparams):
-    hparams.ignore("rope.dimension_sections", "n_deepstack_layers")
-    return qwen3moe(hparams)
+    return qwen3vl(hparams, qwen3moe)
 
 
 DECODERS = {"qwen3": qwen3, "qwen3moe": qwen3moe, "qwen2moe": qwen2moe, "qwen3vl": qwen3vl,

@@ -1,4 +1,5 @@
-"""All architectures that have a description, found in the files of this folder: their DECODERS and ENCODERS."""
+"""All architectures that have a description, found in the files of this folder: their DECODERS, ENCODERS and
+DIFFUSERS."""
 from ggjit.ops.core.discovery import modules_below
 
 
@@ -8,4 +9,4 @@ def _found(attribute):
             for arch, describe in getattr(module, attribute, {}).items()}
 
 
-DECODERS, ENCODERS = _found("DECODERS"), _found("ENCODERS")
+DECODERS, ENCODERS, DIFFUSERS = (_found(kind) for kind in ("DECODERS", "ENCODERS", "DIFFUSERS"))

@@ -1,7 +1,7 @@
 """Decoders with RMS norms that differ from LLaMA in more than one thing: Phi 3, OLMo 2, GLM 4, gpt-oss, Mistral 3,
 MiniCPM, Apertus, EXAONE 4; and those that differ in RoPE's pairs or an option only: InternLM 2, EXAONE, Seed OSS, ERNIE
 4.5, Arcee, OLMoE, Hunyuan, Baichuan, ChatGLM, Qwen 1 and 2 VL, PLaMo 1 and 3, Refact, XVERSE, Pangu, Maincoder,
-OpenELM, PLM, Talkie, Muse Glimmer, PaddleOCR."""
+OpenELM, PLM, Talkie, Muse Glimmer, PaddleOCR, CogVLM, Chameleon."""
 import dataclasses
 import math
 
@@ -14,6 +14,8 @@ from ggjit.models.blocks.moe import SOFTMAX_OF_PICKED, mixture
 from ggjit.models.families.common import described, rotated
 from ggjit.models.families.llama import dense_or_experts
 
+CHAMELEON_EPS = 1e-5            # epsilon of its norms of heads, which the file does not state
+PICTURE_IDS = 4, 8196           # Chameleon's tokens of pictures, from the first up to the second
 BAICHUAN_13B = 40               # number of layers by which Baichuan 13B is told from 7B
 POSTS = {"attn_post": "post_attention_norm", "ffn_post": "post_ffw_norm"}
 
@@ -170,9 +172,10 @@ def qwen(hparams):
 
 
 def qwen2vl(hparams):
-    """Qwen 2 for text: the three parts of a position are equal there."""
-    hparams.ignore("rope.dimension_sections")
-    return described(hparams, rotated(hparams, ROPE_NEOX, out_bias=False), Dense(hparams.n_ff, bias=False))
+    """Qwen 2; positions of a picture have a row and a column."""
+    attention = rotated(hparams, ROPE_NEOX, out_bias=False)
+    attention = dataclasses.replace(attention, rope=hparams.sectioned(attention.rope))
+    return described(hparams, attention, Dense(hparams.n_ff, bias=False))
 
 
 def paddleocr(hparams):
@@ -266,10 +269,31 @@ def muse_glimmer(hparams):
                        softcap=hparams.scale("final_logit_softcapping"))
 
 
+def cogvlm(hparams):
+    """The text part of CogVLM: LLaMA with one matrix for queries, keys and values; pictures pass matrices of their
+    own."""
+    hparams.same("attention.head_count_kv", hparams.positive("attention.head_count"))
+    attention = rotated(hparams, ROPE_NEOX, fused=True, bias=False, out_bias=False)
+    return described(hparams, attention, Dense(hparams.n_ff, bias=False), for_pictures=tuple(
+        f"vis_{name}" for name in ("attn_qkv", "attn_output", "gate", "up", "down")))
+
+
+def chameleon(hparams):
+    """Layer norms of every head's query and key; norms after the blocks in place of before them in the larger one.
+
+    Tokens of pictures are never written."""
+    if not math.isclose(hparams.eps(), CHAMELEON_EPS, rel_tol=1e-6):
+        raise hparams.wrong("attention.layer_norm_rms_epsilon", hparams.eps(), f"{CHAMELEON_EPS}, as norms of heads")
+    attention = rotated(hparams, ROPE_NORMAL, out_bias=False, qk_norm="layer", qk_norm_over="heads")
+    after = {"attn_norm": "", "attn_post": "attn_norm", "ffn_norm": "", "ffn_post": "ffn_norm"}
+    return described(hparams, attention, Dense(hparams.n_ff, bias=False),
+                     after if hparams.get("swin_norm", False, bool) else {}, no_text=PICTURE_IDS)
+
+
 DECODERS = {"phi3": phi3, "olmo2": olmo2, "glm4": glm4, "gpt-oss": gpt_oss, "olmoe": olmoe, "internlm2": internlm2,
             "exaone": exaone, "seed_oss": seed_oss, "ernie4_5": ernie4_5, "arcee": arcee,
             "hunyuan-dense": hunyuan_dense, "mistral3": mistral3, "baichuan": baichuan, "minicpm": minicpm,
             "apertus": apertus, "exaone4": exaone4, "chatglm": chatglm, "qwen": qwen, "qwen2vl": qwen2vl,
             "plamo": plamo, "refact": refact, "xverse": xverse, "pangu-embedded": pangu, "maincoder": maincoder,
             "hunyuan_vl": hunyuan_vl, "paddleocr": paddleocr, "openelm": openelm, "plamo3": plamo3, "plm": plm,
-            "talkie": talkie, "muse-glimmer": muse_glimmer}
+            "talkie": talkie, "muse-glimmer": muse_glimmer, "cogvlm": cogvlm, "chameleon": chameleon}

@@ -41,8 +41,9 @@ def load_safetensors(path, ctx=None):
     return safetensors_leaves(path, ctx)
 
 
-def safetensors_leaves(path, ctx=None, wanted=lambda name: True):
-    """As load_safetensors, of the tensors whose names are wanted."""
+def safetensors_leaves(path, ctx=None, wanted=lambda name: True, folds=False):
+    """As load_safetensors, of the tensors whose names are wanted.  folds: of five axes, the second and third become
+    one."""
     try:
         data = _map_private(path)
     except (OSError, ValueError) as e:          # ValueError: an empty file cannot be mapped
@@ -52,7 +53,7 @@ def safetensors_leaves(path, ctx=None, wanted=lambda name: True):
     for name, about in header.items():
         if name == "__metadata__" or not wanted(name):
             continue
-        type, shape, lo, hi = _tensor(path, name, about, data.size - start)
+        type, shape, lo, hi = _tensor(path, name, about, data.size - start, folds)
         infos.append((name, type, shape[::-1], 0, start + lo))
         used.append((lo, hi, name))
     used.sort()
@@ -85,7 +86,7 @@ def _header(path, data):
     return header, 8 + n
 
 
-def _tensor(path, name, about, n_data):
+def _tensor(path, name, about, n_data, folds):
     """(type, shape, first byte, end) of one entry, checked."""
     try:
         dtype, shape, (lo, hi) = about["dtype"], tuple(about["shape"]), about["data_offsets"]
@@ -94,6 +95,8 @@ def _tensor(path, name, about, n_data):
         raise _bad(path, f"the entry of tensor {name!r} is incomplete") from None
     if not all(type(i) is int and 0 <= i < 1 << 62 for i in numbers):
         raise _bad(path, f"tensor {name!r} has shape {shape} and offsets {lo}, {hi}")
+    if folds and len(shape) == 5:
+        shape = (shape[0], shape[1] * shape[2], *shape[3:])
     if dtype not in _TYPES or len(shape) > 4:
         raise NotSupported(f"{path}: tensor {name!r} is {dtype} with {len(shape)} dimensions; ggjit reads "
                            f"{', '.join(_TYPES)} of up to 4; convert it first")

@@ -51,13 +51,14 @@ def _of_file(source):
 
 
 def _of_pillow(picture, name):
-    _check_size(name, *picture.size)
+    check_size(name, *picture.size)
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         return _of_array(np.asarray(picture.convert("RGBA")))
     return np.array(picture.convert("RGB"))
 
 
-def _check_size(name, width, height):
+def check_size(name, width, height):
+    """Errors: ShapeError for a picture of nothing, ParamError for one that is too large to hold."""
     if not width or not height:
         raise ShapeError(f"{name}: {width} x {height} pixels, there is nothing to see")
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
@@ -72,7 +73,7 @@ def _of_array(x):
     x = x[..., None] if x.ndim == 2 else x
     if x.ndim != 3 or x.shape[2] not in (1, 3, 4):
         raise ShapeError(f"a picture has the shape (height, width), or (height, width, 1, 3 or 4), got {x.shape}")
-    _check_size("the picture", x.shape[1], x.shape[0])
+    check_size("the picture", x.shape[1], x.shape[0])
     if x.dtype.kind == "f":
         if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
             raise ParamError("a picture of floats holds numbers from 0 to 1; divide by 255, or give uint8")

@@ -4,7 +4,11 @@
     network.py          what the architectures share: weights, plans by shape, ids
     decoder.py          texts that are read and continued; decoder_graph.py: weights, caches and parts of its graphs
     kv_cells.py         rows of the caches; context_shift.py: tokens that are dropped; saved_state.py: a text as bytes
-    vision.py           pictures as vectors; vision_input.py: what it gets of them; picture_tokens.py: as tokens
+    vision.py           pictures as vectors; projectors.py: families; vision_input.py: what it gets of them;
+                        picture_tokens.py: as tokens of a text; picture_attention.py: where patches look
+    predictor.py        guesses by a layer of the network's own
+    steering.py         adapters and control vectors that are changed after loading
+    diffuser.py         networks that write all tokens at once
     encoder.py          encoders; t5.py: an encoder and a decoder; pooling.py: one row of the tokens of a text
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn;
                         attribution.py: gradients by what is read

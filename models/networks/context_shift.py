@@ -8,12 +8,14 @@ know no positions, and rows only change hands.  As in llama.cpp, keys and values
 that were dropped.
 
 Where keys cannot be rotated (states of recurrent layers, learned positions, norms after RoPE, pairs that stay still,
-windows that would reach into what was dropped), the tokens that stay are read again with the next ones.
+windows that would reach into what was dropped, positions with rows and columns of a picture), the tokens that stay are
+read again with the next ones.  A picture stays whole or is dropped whole.
 """
 import numpy as np
 
 import ggjit as gg
 from ggjit.models.networks.kv_cells import ALL, SlotMapping
+from ggjit.ops.core.errors import NotSupported
 
 NAME = "turn"                           # of the graph's shape: (NAME, rows of each window)
 
@@ -22,10 +24,16 @@ def shift(m, n_keep, n_discard):
     """Drop n_discard tokens of the network's text after the first n_keep."""
     text = m.text
     first, n = n_keep + n_discard, len(text.ids)
+    pictures = [] if m.pictures is None else m.pictures.runs(np.array(text.ids, np.int32))
+    cut = next(((a, b) for a, b in pictures for edge in (n_keep, first) if a < edge < b), None)
+    if cut is not None:
+        raise NotSupported(f"dropping the tokens {n_keep} to {first - 1} would cut the picture that is tokens {cut[0]} "
+                           f"to {cut[1] - 1}; drop all of it or nothing, or load the model with a larger n_ctx")
     stay = text.ids[:n_keep] + text.ids[first:]
     since = {w: max(n_keep, mapping.since - n_discard) if mapping.since or mapping.n < m.n_ctx else 0
              for w, mapping in text.mappings.items()}
-    turns = not text.broken and _can_turn(m) and all(max(len(stay) - w + 1, 0) >= since[w] for w in since if w)
+    can_turn = _can_turn(m) and not (pictures and m.description.has_grid)
+    turns = not text.broken and can_turn and all(max(len(stay) - w + 1, 0) >= since[w] for w in since if w)
     if turns:
         lowest = {w: max(first, mapping.since, text.written - mapping.n) for w, mapping in text.mappings.items()}
         try:
@@ -36,7 +44,7 @@ def shift(m, n_keep, n_discard):
         text.mappings = {w: _moved(mapping, n_keep, n_discard, n, since[w], whole=mapping.n >= m.n_ctx)
                          for w, mapping in text.mappings.items()}
         text.written = max(text.written - n_discard, len(stay))
-    text.ids = stay
+    text.ids, text.saved = stay, (0, 0)
     text.exact = min(text.exact, n_keep)
     text.hooked = text.hooked if text.hooked <= n_keep or text.hooked == ALL else max(n_keep, text.hooked - n_discard)
     text.broken = not turns

@@ -18,7 +18,7 @@ from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.families.registry import DECODERS
-from ggjit.models.networks import context_shift, saved_state
+from ggjit.models.networks import context_shift, predictor, saved_state, steering
 from ggjit.models.networks import decoder_graph as graphs
 from ggjit.models.networks.kv_cells import KVCells, whole_pages
 from ggjit.models.networks.load_options import LoadOptions
@@ -30,6 +30,7 @@ from ggjit.models.networks.vision import load_vision
 from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
+from ggjit.models.text.infill import infill_ids
 from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
 from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
 from ggjit.models.text.running_batch import LEAST_PIECE
@@ -44,6 +45,7 @@ KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_N
 MAX_SEQS = 256                          # texts at once
 MAX_CELLS = 1 << 30
 APART = -1                              # in a graph's shape, in place of the number of page tables
+STATES = "states"                       # in a graph's shape: logits, and the states of all tokens
 
 
 class KeysValues(NamedTuple):
@@ -75,6 +77,9 @@ class Decoder(Network):
     N_SEQS = 8                          # texts at once, where n_seqs does not say
     SEES = True                         # may it have a vision part?
     vision = pictures = None            # the Vision beside it, and the PictureTokens of what it saw
+    predictor = None                    # guesses by a layer of its own, once they were asked for
+    control, _control_ctx = {}, None    # {layer: leaf that is added to what it gives on} and their context
+    set_lora, set_control_vectors = steering.set_lora, steering.set_control_vectors
 
     def __init__(self, file, options=None):
         """options: LoadOptions.  Errors: ParamError."""
@@ -94,6 +99,11 @@ class Decoder(Network):
         self.description = DECODERS[self.file.arch](hparams)
         self.n_layer, self._n_left = len(self.description.blocks), hparams.n_predicting
         graphs.check_positions(self)
+        if any(more.one_text for more in self.description.inputs):
+            if self.options.n_seqs not in (None, 1):
+                raise ParamError(f"n_seqs is {self.n_seqs}, but {self.file.arch} models read one text at a time here; "
+                                 f"leave it out")
+            self.n_seqs = 1
         self.n_batch = min(self.n_batch, self.n_ctx)
         graphs.check_kv_type(self)
         self._mask_memory = {}
@@ -111,13 +121,16 @@ class Decoder(Network):
         graphs.load_weights(self)
 
     def _load_vision(self, path):
-        if any(getattr(getattr(piece, "rope", None), "sections", None) for piece in self.description.pieces):
-            raise NotSupported(f"{self.file.arch} models tell pictures' positions by three numbers each, which is not "
-                               f"computed here")
         self.vision, self.pictures = load_vision(path, self), PictureTokens(self.n_vocab)
+        self.vision._code = self._code          # what it compiles counts there
         if self.vision.sees_all and self.vision.n_side ** 2 // self.vision.n_merge ** 2 > self.n_batch:
             raise ParamError(f"n_batch = {self.n_batch}: a picture of {self.vision.file.path} is read at once, and has "
                              f"{self.vision.n_side ** 2 // self.vision.n_merge ** 2} vectors")
+
+    @property
+    def _has_grid(self):
+        """May a token's position be another number than that of the tokens before it?"""
+        return self.vision is not None and self.vision.family.has_grid
 
     @property
     def _end_of_ids(self):
@@ -126,7 +139,8 @@ class Decoder(Network):
     def encode_image(self, image):
         """float32 (n, n_embd): what the decoder reads of a picture, all its tiles; load_model(path, vision=mmproj).
 
-        image: a path, the bytes of a file, or an array uint8 (height, width, 3).
+        image: a path, the bytes of a file, or an array uint8 (height, width, 3).  Of Qwen 3 VL: (n, n_embd (1 + k)),
+        since its first k layers add vectors, too.
 
             m.encode_image("cat.jpg").shape
 
@@ -152,7 +166,10 @@ class Decoder(Network):
         return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
 
     def _kept_buffers(self):
-        return self.kv_buffer.buffers
+        return [*self.kv_buffer.buffers, *(self.predictor.buffer.buffers if self.predictor else ())]
+
+    def _memory_terms(self):
+        return super()._memory_terms() + ([] if self.vision is None else self.vision.memory_terms())
 
     def _kept_terms(self):
         terms = graphs.kept_by_kind(self)
@@ -181,6 +198,8 @@ class Decoder(Network):
         self.cache_owner = None
         if self.vision is not None:
             self.vision.free()
+        if self.predictor is not None:
+            self.predictor.free()
         if hasattr(self, "kv_buffer"):
             self.kv_ctx.free()
             self.kv_buffer.free()
@@ -189,6 +208,8 @@ class Decoder(Network):
     def _build(self, ctx, shape):
         if shape[0] == context_shift.NAME:
             return context_shift.rotation_graph(self, ctx, shape[1:])
+        if shape[0] == predictor.NAME:
+            return self.predictor.build(ctx, shape[1:])
         n_tokens, n_kv, n_out, hidden, n_seqs, n_tables, pictures = (*shape, *(False, 1, 0, False)[len(shape) - 3:])
         n_tables = max(n_tables, 0)
         about = self.description
@@ -200,13 +221,15 @@ class Decoder(Network):
         x = gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
         if hidden == RANK:
             return inputs, self.pooling.scores(g, x), *g.states
+        if hidden == STATES:
+            return inputs, graphs.logits(self, x), graphs.states(self, g, x, leaf.get("out_rows")), *g.states
         return inputs, (x if hidden else graphs.logits(self, x)), *g.states
 
     def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures):
         return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
 
     def _made(self, shape):
-        if len(shape) < 6 or shape[0] == context_shift.NAME or shape[5] in (0, 1):
+        if len(shape) < 6 or shape[0] in (context_shift.NAME, predictor.NAME) or shape[5] in (0, 1):
             return super()._made(shape)
         with columns_apart():           # every text has the bits that it has alone
             return super()._made(shape)
@@ -268,7 +291,32 @@ class Decoder(Network):
         if out is None:
             out = empty(rows.shape, np.float32, "hidden states" if hidden else "logits")
         out[...] = rows
+        self._show(runs, step, hidden)
         return out
+
+    def _predicts(self, runs, hidden):
+        """Are the states of this batch kept for guesses?"""
+        return self.predictor is not None and not hidden and len(runs) == 1 and runs[0][0] is self.text \
+            and self._hooks.wanted is None
+
+    def _show(self, runs, step, hidden=False):
+        """Keep the states of a batch for guesses, where they are asked for."""
+        if self._predicts(runs, hidden):
+            text, ids = runs[0]
+            self.predictor.saw(len(text.ids), np.asarray(ids).tolist(), step.plan.view(step.more[0]))
+
+    def predicting(self):
+        """The Predictor that guesses by the network's own layer.  Errors: NotSupported."""
+        if self.description.next_token is None:
+            raise NotSupported(f"{self.file.path} has no layer that guesses tokens further on, or none that is "
+                               f"computed here; speculative=\"lookup\" needs none")
+        if self.scheduler is not None:
+            raise NotSupported("speculative=\"mtp\" is computed on the CPU alone; leave n_gpu_layers and devices out")
+        if self.predictor is None:
+            with self._lock:
+                self.predictor = predictor.Predictor(self)
+                self.reset()                # of what was read before no states are known
+        return self.predictor
 
     def _filled(self, runs, state_rows, all_rows=False, hidden=False, apart=False):
         """The planned graph for a batch, with its inputs."""
@@ -280,6 +328,7 @@ class Decoder(Network):
     def _shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
         """The shape of a batch's graph.  apart: of one text, each token with the bits that it has alone."""
         n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
+        hidden = STATES if self._predicts(runs, hidden) else hidden
         shape = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
         pictures = self.vision is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)
         more = (APART,) if apart else (n_tables,) if n_tables or pictures else ()
@@ -304,10 +353,16 @@ class Decoder(Network):
                 tokens[at:end][ids >= self.n_vocab] = 0
                 self.pictures.fill(ids, inputs["picture"][at:end], inputs["is_text"][at:end])
             if positions is not None:
+                first = past - self.pictures.saved(text) if self._has_grid else past
                 if n == 1:
-                    positions[at] = past
+                    positions[at] = first
                 else:
-                    positions[at:end] = np.arange(past, past + n)
+                    positions[at:end] = np.arange(first, first + n)
+                if "parts" in inputs:
+                    parts, _ = self.pictures.positions(ids, past, past - first)
+                    inputs["parts"].reshape(4, -1)[:3, at:end] = parts
+            for more in self.description.inputs:
+                more.fill(inputs, at, text, ids)
             if "temperature" in inputs:
                 inputs["temperature"][at:end, 0, 0] = self.description.temperatures(past, n)
             if n_tables:
@@ -432,6 +487,7 @@ class Decoder(Network):
             try:
                 step = self._filled([(text, ids)], [0], True, apart=True)
                 rows = step.run().reshape(-1, self.n_vocab).copy()
+                self._show([(text, ids)], step)
                 text.add(ids, 0)
             except BaseException:
                 text.cut(n, 0)
@@ -666,7 +722,8 @@ class Decoder(Network):
         logprobs: a number k; then every one of `.tokens` has the log-probability that the model gave it, before
         sampling and grammars, and the k likeliest tokens there; stats["logprobs"] holds them for JSON.
         `.text`: the whole text, `.tokens`: its tokens (models/text/generation.py); in a notebook cell both are shown.
-        speculative: "lookup" or a smaller Decoder of the same vocabulary guess what follows; several tokens are
+        speculative: "lookup" (the text itself), "mtp" (a layer of the model's own that was trained to guess, where the
+        file has one) or a smaller Decoder of the same vocabulary guess what follows; several tokens are
         computed at once, and those that are right are kept: the text is the same, faster where guesses come true; where
         they do not pay, they end.  stats["drafted_tokens"], stats["accepted_tokens"] count them.
         cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
@@ -680,6 +737,19 @@ class Decoder(Network):
             prompt = ids_with_pictures(self, prompt, images)
         kind = Generations if is_many(prompt) else Generation
         return kind(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
+
+    def infill(self, before, after, n_predict=64, others=(), suffix_first=False, **options):
+        """Iterator over pieces of the text between `before` and `after`, by a model that was trained to fill in the
+        middle (mostly of code).
+
+            m.infill("def add(a, b):\\n    return ", "\\n\\nprint(add(1, 2))").text
+
+        others: (name, text) of other files that it may look at.  suffix_first: the order in which some models were
+        trained.  options: as in `generate`.
+        Errors: those of `generate`; NotSupported for a vocabulary without the tokens for it.
+        """
+        ids = infill_ids(self.tokenizer, before, after, others, suffix_first, self.file.path)
+        return self.generate(ids, n_predict, **options)
 
     def score(self, texts, logprobs=0):
         """A ScoredText of each text: `.tokens` with the log-probability of each given all before it, `.logprob`, their

@@ -21,6 +21,7 @@ from ggjit.ops.core.user_warnings import warn
 from ggjit.tensors.context import Context
 
 DEFAULT_N_CTX = 4096
+LAST_INPUT = "input of the last layer"          # in Scope.shared
 
 
 def context_size(m):
@@ -74,8 +75,9 @@ def load_weights(m):
     _load_output(m, want, d)
     m.out_bias = want("output.bias", m.n_vocab) if about.output_bias else None
     m._out_adapters = [] if m.out is m.embd else m.weights.beside("output.weight")
-    stored = about.n_stored or len(about.blocks)
-    m.layers = [block.load(loader, f"{about.prefix}{i % stored}.") for i, block in enumerate(about.blocks)]
+    stored = about.stored or range(len(about.blocks))
+    m.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in zip(stored, about.blocks, strict=True)]
+    loader.ignore(*(f"{about.prefix}{i}.{name}.weight" for i in stored for name in about.for_pictures))
     adapters = [t for adapter in m.weights.adapters for pair in adapter.pairs.values() for t in pair]
     loader.ignore(*(name for name in file.tensors for i in range(m._n_left)
                     if name.startswith(f"{about.prefix}{m.n_layer + i}.")))
@@ -156,7 +158,10 @@ def inputs(m, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
     """n_tables: of pages; 0: rows are looked at as they lie in the cache.  pictures: are there any among the tokens?"""
     inputs = {"tokens": np.zeros(n_tokens, np.int32), **m.description.constants}
     if pictures:
-        inputs |= {"picture": np.zeros((n_tokens, m.n_embd), np.float32), "is_text": np.ones((n_tokens, 1), np.float32)}
+        inputs |= {"picture": np.zeros((n_tokens, m.n_embd * (1 + m.description.n_deep)), np.float32),
+                   "is_text": np.ones((n_tokens, 1), np.float32)}
+        if m.description.has_grid:
+            inputs["parts"] = np.zeros(4 * n_tokens, np.int32)          # of positions: time, row, column, 0
     if m.description.rotates:
         inputs["positions"] = np.zeros(n_tokens, np.int32)
     for window, n_rows in m.cells.n_rows.items():
@@ -165,6 +170,8 @@ def inputs(m, n_tokens, n_kv, n_out, n_seqs, n_tables=0, pictures=False):
         inputs[mask_name(window)] = mask_room(m, window, n_tokens, width)
         if n_tables:
             inputs[pages_name(window)] = np.zeros((n_tables, n_kv // PAGE), np.int32)
+    for more in m.description.inputs:
+        inputs |= more.arrays(n_tokens, n_kv)
     if m.description.temperature:
         inputs["temperature"] = np.ones((n_tokens, 1, 1), np.float32)
     if m.recurrent:
@@ -194,19 +201,42 @@ def embedded(m, g):
     if about.embd_scale:
         x = gg.scale(x, about.embd_scale)
     if "picture" in g.leaf:
-        x = gg.add(gg.mul(x, g.leaf["is_text"]), g.leaf["picture"])
+        x = gg.add(gg.mul(x, g.leaf["is_text"]), picture_vectors(m, g, 0))
     if m.positions is not None:
         x = gg.add(x, gg.get_rows(m.positions, g.leaf["positions"]))
     return gg.set_name(x if m.embd_norm is None else g.norm(x, about.norm, m.embd_norm), "embd")
 
 
+def picture_vectors(m, g, k):
+    """[n_embd, n_tokens]: what a picture's vectors add before the first layer (k = 0), or behind layer k - 1."""
+    leaf = g.leaf["picture"]
+    return gg.view_2d(leaf, m.n_embd, leaf.ne[1], leaf.nb[1], k * m.n_embd * leaf.nb[0])
+
+
 def through_blocks(m, g, x, rows=None):
     """rows: of the tokens, those that are wanted: after the last layer no others are read."""
-    about = m.description
+    about, last = m.description, m.n_layer - 1
     x = g.shared["embd"] = about.frame.before(g, x, m.frame) if about.frame else x
     for i, (block, w) in enumerate(zip(about.blocks, m.layers, strict=True)):
-        x = block.build(g, x, w, i, rows if i == m.n_layer - 1 else None)
+        if i == last:
+            g.shared[LAST_INPUT] = x
+        x = block.build(g, x, w, i, rows if i == last else None)
+        if i in m.control:
+            x = gg.set_name(gg.add(x, m.control[i]), f"controlled-{i}")
+        if "picture" in g.leaf and i < about.n_deep:
+            x = gg.add(x, picture_vectors(m, g, i + 1))
     return about.frame.after(g, x, m.frame, rows) if about.frame else x
+
+
+def states(m, g, x, rows):
+    """Normed states of all tokens; x: those that are wanted, `rows` of the tokens.
+
+    The last layer computes the others beside them, so that these keep the bits that they have alone.
+    """
+    if rows is not None:
+        x = m.description.blocks[-1].build(g, g.shared[LAST_INPUT], m.layers[-1], m.n_layer - 1)
+        x = g.norm(x, m.description.norm, m.out_norm)
+    return gg.set_output(gg.set_name(x, "states"))
 
 
 def logits(m, x):
@@ -216,4 +246,12 @@ def logits(m, x):
         y = gg.scale(y, about.logit_scale)
     if about.softcap:
         y = gg.scale(gg.tanh(gg.scale(y, 1.0 / about.softcap)), about.softcap)
-    return gg.set_name(y, "logits")
+    return gg.set_name(without(y, *about.no_text) if any(about.no_text) else y, "logits")
+
+
+def without(y, first, end):
+    """Logits [n_vocab, n], those of the ids from `first` up to `end` the lowest number there is."""
+    def rows(a, b):
+        return gg.view_2d(y, b - a, y.ne[1], y.nb[1], a * y.nb[0])
+    hidden = gg.fill(gg.cont(rows(first, end)), float(np.finfo(np.float32).min))
+    return gg.concat(gg.concat(gg.cont(rows(0, first)), hidden, 0), gg.cont(rows(end, y.ne[0])), 0)

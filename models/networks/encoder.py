@@ -27,12 +27,13 @@ class Encoder(Network):
     """`m.embed(["a text", ...])` -> (n, dim) float32, `m.hidden(ids)`; of rerankers `m.rerank(query, texts)`."""
     REPACKS = True                  # many columns at a time: every layout is faster then
     CAUSAL = False
+    FAMILIES, POOLING = ENCODERS, "mean"            # {architecture: description}, and how tokens become one vector
 
     def _load(self):
         hparams = HParams(self.file)
         self.n_embd, self.n_layer = hparams.n_embd, hparams.n_layer
         self.n_ctx_train = self.n_ctx = hparams.n_ctx = hparams.n_ctx_train
-        self.description = about = ENCODERS[self.file.arch](hparams)
+        self.description = about = self.FAMILIES[self.file.arch](hparams)
         self.n_head = about.blocks[0].mixer.n_head
         loader, tensors = Loader(self.weights, self.n_embd), self.file.tensors
         table, types = tensors.get("token_embd.weight"), tensors.get("token_types.weight")
@@ -46,9 +47,13 @@ class Encoder(Network):
         self.embd_norm = loader.norm(about.embd_norm, about.norm) if about.embd_norm else None
         self.out_norm = loader.norm(about.out_norm, about.norm) if about.out_norm else None
         self.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in enumerate(about.blocks)]
-        self.pooling = Pooling(hparams, loader, "mean", False, self.options.pooling)
+        self.pooling = Pooling(hparams, loader, self.POOLING, False, self.options.pooling)
         self.projections = [loader.want(name + ".weight", *ne) for name, *ne in about.projections]
         self._products = [*loader.matrices, *self.projections]
+        self._load_output(loader)
+
+    def _load_output(self, loader):
+        """What follows the states of tokens."""
         loader.ignore("output.weight")              # left from the decoder that the encoder was made from
 
     def _matrices(self):

@@ -60,13 +60,14 @@ class Text:
     them were read under hooks, or know tokens that a context shift dropped.
     hooked: the first that was read under hooks.
     copies: {window: (rows, rows to copy them to)} of a shared beginning, until they are copied.
+    saved: (n, positions that pictures among the first n tokens take less than they have tokens), as it was last asked.
     """
 
-    __slots__ = ("broken", "copies", "exact", "hooked", "ids", "mappings", "state_row", "written")
+    __slots__ = ("broken", "copies", "exact", "hooked", "ids", "mappings", "saved", "state_row", "written")
 
     def __init__(self, mappings):
         self.mappings, self.ids, self.state_row, self.written, self.exact, self.hooked = mappings, [], 0, 0, ALL, ALL
-        self.copies = {}
+        self.copies, self.saved = {}, (0, 0)
         self.broken = False             # rows that it needs were overwritten by a call that was interrupted
 
     def add(self, ids, state_row):
@@ -82,6 +83,7 @@ class Text:
     def forget(self):
         """Begin anew, in the same rows."""
         self.ids, self.state_row, self.written, self.broken, self.exact, self.hooked = [], 0, 0, False, ALL, ALL
+        self.saved = 0, 0
         for mapping in self.mappings.values():
             mapping.since = 0
 

@@ -7,21 +7,23 @@ import pathlib
 from ggjit.core.arguments import typed_call
 from ggjit.models.convert import convert
 from ggjit.models.core.other_options import LOADING, takes_other_names
-from ggjit.models.families.registry import DECODERS, ENCODERS
+from ggjit.models.families.registry import DECODERS, DIFFUSERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.decoder import Decoder
+from ggjit.models.networks.diffuser import Diffuser
 from ggjit.models.networks.encoder import Encoder
 from ggjit.models.networks.load_options import KEYWORDS, LoadOptions
 from ggjit.models.networks.moonshine import Moonshine
 from ggjit.models.networks.t5 import T5
+from ggjit.models.networks.vision import ARCH, Vision, VisionFile
 from ggjit.models.networks.whisper import Whisper
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 
 EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
 # {general.architecture: class}
-ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder), "t5": T5, "whisper": Whisper,
-                 "moonshine": Moonshine}
+ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder),
+                 **dict.fromkeys(DIFFUSERS, Diffuser), "t5": T5, "whisper": Whisper, "moonshine": Moonshine}
 
 # {general.type: what such a file is}
 NO_MODELS = {"adapter": "an adapter, which changes a model: load the model with lora=[(path, 1.0)] (--lora)",
@@ -108,6 +110,9 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
 def _loader_rules(path):
     """The errors of load_model for a file, of which header and sizes alone are read, and those of its tokenizer."""
     file = GGUFFile(path)
+    if file.arch == ARCH:
+        Vision(VisionFile(path), LoadOptions("NULL", reserve=False)).free()
+        return
     network_of(file, LoadOptions("NULL")).free()
     if "tokenizer.ggml.model" in file.metadata:
         Tokenizer.from_gguf(file)

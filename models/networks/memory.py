@@ -22,13 +22,16 @@ import html
 import itertools
 import weakref
 
+import numpy as np
+
 from ggjit.alloc.report import mib
 from ggjit.core.process_memory import resident, resident_now
+from ggjit.models.files.gguf import give_back
 from ggjit.models.text.tokenizer import tokenizer_nbytes
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
 
-AROUND = 1 << 16                # bytes: the system maps so much of a file around what is read (fault_around_bytes)
+AROUND, N_TOUCHED = 1 << 16, 64  # bytes that are mapped around what is read (fault_around_bytes), or more; places asked
 PROCESS = "Python and libraries"
 COUNTED = "tokenizer", "code", PROCESS          # terms that are what they are: they were measured
 # of code: what any model's kernels and modules take; objects and rows of a plan, per node of the first and of each;
@@ -299,6 +302,30 @@ def weights_of_adapters(m):
     return [a._weights for a in m.weights.adapters if a._weights is not None]
 
 
+def read_by_rows(file, name, nbytes, n_rows):
+    """Bytes of a table in the file that come into memory with so many different rows, those around each included."""
+    pieces = np.maximum(_pieces(file, name, nbytes), AROUND)
+    return nbytes * float(np.mean(1 - (1 - np.minimum(pieces / max(nbytes, 1), 1)) ** n_rows))
+
+
+def _pieces(file, name, nbytes):
+    """How many bytes of a table come with a byte of it, at some places: the system holds files in pieces of many sizes.
+    The places are read, and given back."""
+    info = file.tensors.get(name)
+    mapped = file.parts[info.part].map() if info else None
+    if mapped is None or not mapped.flags.c_contiguous or nbytes < N_TOUCHED * AROUND or resident(mapped[:1]) is None:
+        return np.array([AROUND])
+    table, found = mapped[info.offs:info.offs + nbytes], []
+    before = resident(table)[1]
+    for at in range(nbytes // N_TOUCHED // 2, nbytes, nbytes // N_TOUCHED):
+        table[at:at + 1].sum()
+        now = resident(table)[1]
+        found.append(now - before or max(found, default=AROUND))        # it had come with another place
+        before = now
+    give_back(table)
+    return np.array(found)
+
+
 def read_nbytes(m, graphs):
     """Bytes of the file's pages that computing `graphs` brings into memory: all tensors but repacked ones; of tables
     that only rows are taken from, what n_ctx different tokens read at most."""
@@ -312,8 +339,7 @@ def read_nbytes(m, graphs):
         if t.id in m.weights.repacked or t.buffer not in m.weights.buffers:
             continue
         if t.id in rows_only - whole:
-            n_places = max(t.nbytes // AROUND, 1)
-            total += t.nbytes * (1 - (1 - 1 / n_places) ** min(m.n_ctx, t.ne[1]))
+            total += read_by_rows(m.file, t.name, t.nbytes, min(m.n_ctx, t.ne[1]))
         elif t.id in whole:
             total += t.nbytes
     return int(total)

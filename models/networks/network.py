@@ -49,8 +49,9 @@ from ggjit.tensors.context import Context
 
 PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat", "decode", "description", "detokenize",
           "embed", "encode", "encode_image", "explain", "file", "free", "generate", "graph", "hidden", "hidden_states",
-          "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch", "quantize",
-          "rerank", "reset", "save_state", "score", "tokenize", "tokenizer", "warm_up", "weights")
+          "infill", "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch",
+          "quantize", "rerank", "reset", "save_state", "score", "set_control_vectors", "set_lora", "tokenize",
+          "tokenizer", "warm_up", "weights")
 MAX_KEPT_PLANS = 24
 RERANK_PROMPT = "tokenizer.chat_template.rerank"        # with {query} and {document} where they belong
 
@@ -555,6 +556,16 @@ class Network:
 
     def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
+
+    def infill(self, before, after, n_predict=64, others=(), suffix_first=False, **options):
+        raise NotSupported(f"{self.file.arch} models do not fill in the middle; load a code model")
+
+    def set_lora(self, lora=()):
+        raise NotSupported(f"the adapters of {self.file.arch} models are given when they are loaded: "
+                           f"load_model(path, lora=[(adapter, scale)])")
+
+    def set_control_vectors(self, vectors=(), first=1, last=None):
+        raise NotSupported(f"{self.file.arch} models take no control vectors; load a llama model")
 
     def shift_context(self, n_keep, n_discard):
         raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")

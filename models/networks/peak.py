@@ -98,7 +98,7 @@ def model_file(model):
 
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
                all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True, what_if=(), lora=(),
-               n_gpu_layers=None, cpu_moe=False, override_tensor=(), devices=(), arena=None):
+               n_gpu_layers=None, cpu_moe=False, override_tensor=(), devices=(), arena=None, vision=None, image=None):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
     model: a GGUF path (None: the model of the package), a name in SHAPES, or a ShapeFile.  all_logits: keep logits of
@@ -113,25 +113,40 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
     all), cpu_moe, override_tensor: what lies there, as load_model.  `.memory.devices` is then each one's share, by a
     Scheduler on NULL devices of these sizes; layers are divided by size, as llama.cpp does.
     Errors: OutOfMemory where a share does not fit its device.
+
+    vision: path of the vision part, an mmproj file; image: (width, height) of a picture that it reads: its terms are
+    those that begin with "picture".
     """
+    if (vision is None) != (image is None):
+        raise ParamError("a picture's memory: give the vision part and the picture's size, --mmproj FILE --image WxH")
+
     t0 = time.perf_counter()
     with null_network(model_file(model), devices, n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type,
                       repack=repack, strict=strict, lora=lora, n_gpu_layers=n_gpu_layers, cpu_moe=cpu_moe,
-                      override_tensor=override_tensor, arena=arena) as m:
+                      override_tensor=override_tensor, arena=arena, vision=vision) as m:
         graph = m.within_arena(m.largest_graph(all_logits))
         report = measured(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path),
                           what_if=checked(what_if), compared=True, repacked=m.weights.repacked)
         work = kernel_work_nbytes(graph, n_threads, m.weights.repacked)
         n_logits = 0 if not m.CAUSAL else m.n_ctx if all_logits else 1
-        report.memory = MemoryUse(expected(m, graph, arenas(m, graph, report), work, n_logits, resident_now()),
-                                  process_memory(), str(m.file.path))
+        seen = [] if image is None else of_picture(m.vision, *image)
+        terms = expected(m, graph, arenas(m, graph, report), work, n_logits, resident_now())
+        report.memory = MemoryUse(terms + seen, process_memory(), str(m.file.path))
         repacked = m.weights.repacked_nbytes
         report.kinds = {"weights": m.weights.nbytes - repacked, "repacked weights": repacked,
                         "KV cache": getattr(m, "kv_nbytes", 0), "compute": report.peak,
-                        "kernel work": work}
+                        "kernel work": work, **{term.name: term.nbytes for term in seen if term.nbytes}}
         report.n_ctx, report.n_cells = getattr(m, "n_ctx", 0), getattr(m, "n_cells", 0)
     report.total_seconds = time.perf_counter() - t0
     return report
+
+
+def of_picture(vision, width, height):
+    """[MemoryTerm] of a vision part on the NULL device, once it has read a picture of that size."""
+    graphs = [vision.graph(*shape) for shape in vision.shapes_of(width, height)]
+    largest = max(graphs, key=lambda graph: vision._allocator.plan(graph).peak)
+    terms = expected(vision, largest, arenas(vision, largest), 0, 0, (0, 0))
+    return vision.named_terms(terms)
 
 
 def null_network(file, devices=(), n_gpu_layers=None, **options):

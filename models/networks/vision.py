@@ -1,44 +1,32 @@
 """Vision networks, of llama.cpp's mmproj files: a picture becomes vectors that a decoder reads among its tokens.
 
-    field (3, h, w) -> patches [3 p p, n] -> W x + positions -> blocks -> norm -> projector -> [n_out, m]
+    field (3, h, w) -> patches [3 p p, n] -> W x, positions -> blocks -> norm -> projector -> [n_out, m]
 
     block     x += attention(norm x)    x += feed forward(norm x)        every patch sees every other
 
-    mlp       LLaVA: the last layer but one, W2 gelu(W1 x)
-    gemma3    the mean of 4 x 4 patches, RMS norm, W x
-    idefics3  4 x 4 (or as the file says) patches side by side, W x
-    pixtral   RMS norms and RoPE of rows and columns; 2 x 2 patches side by side (Mistral 3), W2 gelu(W1 x), a vector
-              behind each row
-
-A projector's GELU is the exact form, as the models were trained; llama.cpp has the tanh form.
-
-Source: the models' own code in transformers; llama.cpp's clip.cpp for what the file holds.
+What families have of their own is in projectors.py.  Source: the models' own code in transformers; llama.cpp's clip.cpp
+for what the file holds.
 """
+import dataclasses
 
 import numpy as np
 
 import ggjit as gg
-from ggjit.models.blocks.description import linear
-from ggjit.models.blocks.hparams import ROPE_NORMAL, HParams
-from ggjit.models.core.checks import FIND_BROKEN, BrokenValues
+from ggjit.models.blocks.attention import attend
+from ggjit.models.blocks.description import Scope, linear
+from ggjit.models.blocks.hparams import HParams
+from ggjit.models.core.checks import FIND_BROKEN, BrokenValues, integer
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.models.files.picture import read_picture
-from ggjit.models.networks import vision_input
+from ggjit.models.files.picture import check_size, read_picture
 from ggjit.models.networks.load_options import LoadOptions
 from ggjit.models.networks.network import Network
+from ggjit.models.networks.picture_attention import attention_of
+from ggjit.models.networks.projectors import PROJECTORS, Field
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported
 
-# {projector: (what it gets of a picture, text before and after its vectors)}
-PROJECTORS = {"mlp": (vision_input.fixed, "", ""),
-              "gemma3": (vision_input.fixed, "<start_of_image>", "<end_of_image>"),
-              "idefics3": (vision_input.tiles, "<fake_token_around_image>", "<fake_token_around_image>"),
-              "pixtral": (vision_input.dynamic, "", "[IMG_END]")}
 ARCH, PREFIX = "clip", "clip.vision"
-# patches a side that become one vector, where the file is silent
-MERGE = {"gemma3": 4, "idefics3": 4, "pixtral": 1}
-SEES_ALL = ("gemma3",)
 MAX_SIDE = 1 << 14
-AVG = 1                         # of pool_2d
+OWN_TERMS = "weights", "repacked weights", "compute", "inputs"
 GELUS = (("use_gelu", gg.gelu), ("use_silu", gg.silu))
 
 
@@ -61,11 +49,27 @@ def load_vision(path, decoder):
     """The Vision beside a decoder, on its backend.  Errors: ModelError where they do not belong together."""
     file, o = VisionFile(path), decoder.options
     vision = Vision(file, LoadOptions(o.backend, o.n_threads, repack=o.repack, strict=o.strict, reserve=False))
-    if vision.n_out != decoder.n_embd:
+    try:
+        check_pair(path, vision, decoder)
+    except BaseException:
         vision.free()
-        raise ModelError(f"{path} makes vectors of {vision.n_out} numbers, {decoder.file.path} reads {decoder.n_embd}: "
-                         f"they are not of one model")
+        raise
     return vision
+
+
+def check_pair(path, vision, decoder):
+    """ModelError, where the decoder reads other vectors, or tells their positions in another way."""
+    about, n, n_deep = decoder.description, vision.n_out, vision.family.n_deep
+    if n_deep != about.n_deep:
+        raise ModelError(f"{path} makes vectors for {n_deep} layers behind the first, {decoder.file.path} reads them "
+                         f"in {about.n_deep}: they are not of one model")
+    if n != decoder.n_embd * (1 + n_deep):
+        raise ModelError(f"{path} makes vectors of {n // (1 + n_deep)} numbers, {decoder.file.path} reads "
+                         f"{decoder.n_embd}: they are not of one model")
+    if vision.family.has_grid != about.has_grid:
+        one, other = ("has", "tells no") if vision.family.has_grid else ("has no", "tells")
+        raise ModelError(f"{path} {one} rows and columns of vectors, {decoder.file.path} {other} such positions apart "
+                         f"(rope.dimension_sections): they are not of one model")
 
 
 class Vision(Network):
@@ -76,7 +80,7 @@ class Vision(Network):
     @property
     def sees_all(self):
         """Do a picture's vectors see each other in the decoder, also those behind?"""
-        return self.projector in SEES_ALL
+        return self.family.sees_all
 
     # ------------------------------------------------------------ loading
     def _load(self):
@@ -85,12 +89,12 @@ class Vision(Network):
         if self.projector not in PROJECTORS:
             raise NotSupported(f"{file.path}: projector {self.projector!r} is not supported; supported: "
                                f"{', '.join(PROJECTORS)}")
+        self.family = PROJECTORS[self.projector]()
         self.n_embd, self.n_layer = hparams.n_embd, hparams.n_layer
-        self.n_head, n_ff = hparams.positive("attention.head_count"), hparams.positive("feed_forward_length")
+        self.n_head = hparams.positive("attention.head_count")
         self.image_size, self.patch_size = hparams.positive("image_size"), hparams.positive("patch_size")
         self.eps = hparams.eps("layer")
-        key = "spatial_merge_size" if self.projector == "pixtral" else "projector.scale_factor"
-        self.n_merge = hparams.positive(key, MERGE.get(self.projector, 1))
+        self.n_merge = hparams.positive(*self.family.merge)
         self.longest_edge = hparams.positive("preproc_image_size", 4 * self.image_size)
         self.mean, self.std = (self._colours(hparams, name) for name in ("image_mean", "image_std"))
         self.n_side = self.image_size // self.patch_size
@@ -101,10 +105,12 @@ class Vision(Network):
                              f"vision network")
         self.d_head, self.n_vocab, self.n_ctx = self.n_embd // self.n_head, 0, 0
         self._act = next((act for key, act in GELUS if file.metadata.get(f"clip.{key}")), gg.gelu_quick)
-        hparams.get("projection_dim", 0, int)
+        for key in ("projection_dim", "feed_forward_length"):       # of the tensors; some files state the latter wrong
+            hparams.get(key, 0, int)
         self.has_class = "v.class_embd" in file.tensors
         self.n_layer = self._n_used(hparams)
-        self._load_weights(n_ff)
+        self.family.read(self, hparams)
+        self._load_weights()
 
     def _colours(self, hparams, name):
         x = np.asarray(hparams.get(name, kind=np.ndarray), np.float32).reshape(-1)[:3]
@@ -120,86 +126,70 @@ class Vision(Network):
         if layers is not None and len(layers):
             return int(layers[0])
         stored = len([i for i in range(self.n_layer) if f"v.blk.{i}.ln1.weight" in self.file.tensors])
-        return min(stored, self.n_layer - 1) if self.projector == "mlp" else self.n_layer
+        return self.family.n_layers(self, stored)
 
-    def _load_weights(self, n_ff):
-        want, d, tensors, p = self.weights.want, self.n_embd, self.file.tensors, self.patch_size
-        self._products = []
-        self.norm_kind = "rms" if self.projector == "pixtral" else "layer"
+    # ------------------------------------------------------------ weights, for families, too
+    def linear_of(self, name, n_in, n_out, bias=None):
+        """What `linear` takes.  bias: must there be one, must not, or either?"""
+        w = self.weights.want(name + ".weight", n_in, n_out)
+        self._products.append(w)
+        return w, None if bias is False else self.weights.want(name + ".bias", n_out, optional=not bias)
 
-        def linear_of(name, n_in, n_out, bias=None):
-            w = want(name + ".weight", n_in, n_out)
-            self._products.append(w)
-            return w, want(name + ".bias", n_out, optional=not bias)
+    def norm_of(self, name, n):
+        want = self.weights.want
+        return want(name + ".weight", n), want(name + ".bias", n, optional=True)
 
-        def norm(name, n=d):
-            return want(name + ".weight", n), want(name + ".bias", n, optional=True)
+    def chain(self, n_in, *names):
+        """[what `linear` takes] of matrices one after the other; `n_out`: the rows of the last."""
+        layers = []
+        for name in names:
+            info = self.file.tensors.get(name + ".weight")
+            if info is None or len(info.ne) != 2:
+                raise ModelError(f"{self.file.path}: tensor {name + '.weight'!r}, a matrix, is missing; convert the "
+                                 f"model again")
+            layers.append(self.linear_of(name, n_in, info.ne[1]))
+            n_in = self.n_out = info.ne[1]
+        return layers
 
-        def block(i):
-            at = f"v.blk.{i}."
-            w = {"ln1": norm(at + "ln1"), "ln2": norm(at + "ln2"), "out": linear_of(at + "attn_out", d, d),
-                 **{c: linear_of(f"{at}attn_{c}", d, d) for c in "qkv"}}
-            names = ("ffn_up", "ffn_down")
-            up = tensors.get(at + "ffn_up.weight")
-            if up is not None and n_ff != d and list(up.ne[:2]) == [n_ff, d]:
-                names = names[::-1]             # older files have the two names exchanged
-            w |= {"up": linear_of(at + names[0], d, n_ff), "down": linear_of(at + names[1], n_ff, d), "gate": None}
-            if at + "ffn_gate.weight" in tensors:
-                w["gate"] = linear_of(at + "ffn_gate", d, n_ff)
-            return w
-        self._patches = want("v.patch_embd.weight", p, p, 3, d)
-        self._patch_bias = want("v.patch_embd.bias", d, optional=True)
+    def _load_weights(self):
+        want, d, tensors = self.weights.want, self.n_embd, self.file.tensors
+        self._products, self.norm_kind = [], self.family.norm
+        self._load_patches()
         self._class = want("v.class_embd", d, optional=True)
-        self._positions = None
-        if self.projector != "pixtral":
-            self._positions = want("v.position_embd.weight", d, self.n_side ** 2 + self.has_class)
-        self._pre_norm = norm("v.pre_ln") if "v.pre_ln.weight" in tensors else None
-        self._post_norm = norm("v.post_ln") if "v.post_ln.weight" in tensors else None
-        self._blocks = [block(i) for i in range(self.n_layer)]
+        self.family.load_positions(self)
+        self._pre_norm = self.norm_of("v.pre_ln", d) if "v.pre_ln.weight" in tensors else None
+        self._post_norm = self.norm_of("v.post_ln", d) if "v.post_ln.weight" in tensors else None
+        self._blocks = [self._load_block(f"v.blk.{i}.") for i in range(self.n_layer)]
         for name in tensors:                    # layers behind the one that is taken
             if name.startswith("v.blk.") and int(name.split(".")[2]) >= self.n_layer:
                 self.weights.used.add(name)
-        getattr(self, f"_load_{self.projector}")(linear_of)
+        self.family.load(self)
 
-    def _outputs(self, name):
-        """Rows of a matrix of the projector."""
-        info = self.file.tensors.get(name + ".weight")
-        if info is None or len(info.ne) != 2:
-            raise ModelError(f"{self.file.path}: tensor {name + '.weight'!r}, a matrix, is missing; convert the model "
-                             f"again")
-        return info.ne[1]
+    def _load_patches(self):
+        """One matrix, or one for each of two frames, of which a picture is both."""
+        want, p, name = self.weights.want, self.patch_size, "v.patch_embd.weight"
+        flat = len(getattr(self.file.tensors.get(name), "ne", ())) == 2
+        ne = (3 * p * p, self.n_embd) if flat else (p, p, 3, self.n_embd)
+        second = want(name + ".1", *ne, optional=True)
+        self._patches = [want(name, *ne)] + ([] if second is None else [second])
+        self._patch_bias = want("v.patch_embd.bias", self.n_embd, optional=True)
 
-    def _load_mlp(self, linear_of):
-        n = self._outputs("mm.0")
-        self._mlp = [linear_of("mm.0", self.n_embd, n)]
-        if "mm.2.weight" in self.file.tensors:
-            self._mlp.append(linear_of("mm.2", n, self._outputs("mm.2")))
-        self.n_out = self._mlp[-1][0].ne[1]
-        if self.file.tensors.get("v.image_newline"):
-            self.weights.used.add("v.image_newline")            # of LLaVA 1.6's tiles, which are not made here
-        self.file.arch_get("image_grid_pinpoints", None)
-
-    def _load_gemma3(self, linear_of):
-        info = self.file.tensors.get("mm.input_projection.weight")
-        self.n_out = info.ne[0] if info is not None and len(info.ne) == 2 else 0
-        self._soft_norm = self.weights.want("mm.soft_emb_norm.weight", self.n_embd)
-        self._projection = self.weights.want("mm.input_projection.weight", self.n_out, self.n_embd)
-
-    def _load_idefics3(self, linear_of):
-        self.n_out = self._outputs("mm.model.fc")
-        self._mlp = [linear_of("mm.model.fc", self.n_embd * self.n_merge ** 2, self.n_out)]
-
-    def _load_pixtral(self, linear_of):
-        d, want = self.n_embd, self.weights.want
-        self._merger = None
-        if "mm.patch_merger.weight" in self.file.tensors:
-            self._merger = want("mm.input_norm.weight", d), linear_of("mm.patch_merger", d * self.n_merge ** 2, d)
-        elif self.n_merge > 1:
-            raise ModelError(f"{self.file.path}: patches are merged, but there is no mm.patch_merger.weight")
-        n = self._outputs("mm.1")
-        self._mlp = [linear_of("mm.1", d, n), linear_of("mm.2", n, self._outputs("mm.2"))]
-        self.n_out = self._mlp[-1][0].ne[1]
-        self._row_end = want("v.token_embd.img_break", self.n_out, optional=True)
+    def _load_block(self, at):
+        d, tensors, want = self.n_embd, self.file.tensors, self.weights.want
+        w = {"ln1": self.norm_of(at + "ln1", d), "ln2": self.norm_of(at + "ln2", d),
+             "out": self.linear_of(at + "attn_out", d, d)}
+        if at + "attn_qkv.weight" in tensors:
+            w["qkv"] = self.linear_of(at + "attn_qkv", d, 3 * d)
+        else:
+            w |= {c: self.linear_of(f"{at}attn_{c}", d, d) for c in "qkv"}
+        w |= {name: want(f"{at}{name}.weight", d, optional=True)
+              for name in ("attn_q_norm", "attn_k_norm", "ls1", "ls2")}
+        names, up = ("ffn_up", "ffn_down"), getattr(tensors.get(at + "ffn_up.weight"), "ne", (d, 0))
+        if up[0] != d:
+            names, up = names[::-1], up[::-1]           # older files have the two names exchanged
+        n_ff = up[-1]
+        return w | {"up": self.linear_of(at + names[0], d, n_ff), "down": self.linear_of(at + names[1], n_ff, d),
+                    "gate": self.linear_of(at + "ffn_gate", d, n_ff) if at + "ffn_gate.weight" in tensors else None}
 
     def _matrices(self):
         return self._products
@@ -207,103 +197,68 @@ class Vision(Network):
     # ------------------------------------------------------------ graphs
     def _build(self, ctx, shape):
         """shape: (columns, rows) of patches."""
-        columns, rows = shape
-        n, d = columns * rows, self.n_embd
-        inputs = {"patches": np.zeros((n, 3 * self.patch_size ** 2), np.float32)}
-        if self.projector == "pixtral":
-            inputs |= {"row": np.repeat(np.arange(rows), columns).astype(np.int32),
-                       "column": np.tile(np.arange(columns), rows).astype(np.int32)}
-        leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
-        w = gg.reshape_2d(self._patches, 3 * self.patch_size ** 2, d)
-        x = linear((w, self._patch_bias), leaf["patches"])
-        if self._class is not None:
-            x = gg.concat(gg.reshape_2d(self._class, d, 1), x, 1)
-        x = x if self._positions is None else gg.add(x, self._positions)
-        x = gg.set_name(x if self._pre_norm is None else self._norm(x, self._pre_norm), "embd")
+        field = Field(*shape, {})
+        n, d, family = field.n, self.n_embd, self.family
+        order = family.order(self, *shape)
+        inputs = {"patches": np.zeros((n, 3 * self.patch_size ** 2), np.float32), **family.inputs(self, field, order)}
+        field.leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
+        g = Scope(field.leaf, n + self.has_class, 0, self.eps, self._flash, None)
+        x = gg.set_name(self._embedded(field), "embd")
         for i, block in enumerate(self._blocks):
-            x = self._block(x, block, leaf, i)
-        x = x if self._post_norm is None else self._norm(x, self._post_norm)
+            x = self._block(g, x, block, i)
+            if family.takes(i):
+                field.taken[i] = x
+        x = x if self._post_norm is None else self.normed(x, self._post_norm)
         if self._class is not None:
-            x = gg.cont(gg.view_2d(x, d, n, x.nb[1], x.nb[1]))
-        y = getattr(self, f"_project_{self.projector}")(gg.set_name(x, "result_norm"), columns, rows)
-        return inputs, gg.set_name(y, "vectors")
+            x = gg.cont(gg.view_2d(x, d, n, x.nb[1], 0 if family.class_last else x.nb[1]))
+        return inputs, gg.set_name(family.project(self, gg.set_name(x, "result_norm"), field), "vectors")
 
-    def _norm(self, x, params):
+    def _embedded(self, field):
+        """Patches, the class embedding, and their positions."""
+        d, x = self.n_embd, None
+        for w in self._patches:
+            y = gg.mul_mat(gg.reshape_2d(w, 3 * self.patch_size ** 2, d), field.leaf["patches"])
+            x = y if x is None else gg.add(x, y)
+        x = x if self._patch_bias is None else gg.add(x, self._patch_bias)
+        if self._class is not None:
+            parts = gg.reshape_2d(self._class, d, 1), x
+            x = gg.concat(*(parts[::-1] if self.family.class_last else parts), 1)
+        x = self.family.placed(self, x, field)
+        return x if self._pre_norm is None else self.normed(x, self._pre_norm)
+
+    def normed(self, x, params):
         w, b = params
         x = gg.mul(gg.rms_norm(x, self.eps) if self.norm_kind == "rms" else gg.norm(x, self.eps), w)
         return x if b is None else gg.add(x, b)
 
-    def _block(self, x, w, leaf, i):
+    def _block(self, g, x, w, i):
         def name(t, what):
             return gg.set_name(t, f"{what}-{i}")
-        n = x.ne[1]
-        h = name(self._norm(x, w["ln1"]), "attn_norm")
-        q, k, v = (gg.reshape_3d(linear(w[c], h), self.d_head, self.n_head, n) for c in "qkv")
-        q, k, v = (gg.permute(t, 0, 2, 1, 3) for t in (self._turned(q, leaf), self._turned(k, leaf), v))
-        p = name(gg.soft_max_ext(gg.mul_mat(k, q), None, self.d_head ** -0.5, 0.0), "kq_soft_max")
-        o = gg.mul_mat(gg.cont(gg.transpose(v)), p)
-        o = gg.reshape_2d(gg.cont(gg.permute(o, 0, 2, 1, 3)), self.n_embd, n)
-        x = gg.add(x, name(linear(w["out"], o), "attn_out"))
-        h = self._norm(x, w["ln2"])
+
+        def scaled(t, by):
+            return t if w[by] is None else gg.mul(t, w[by])
+        h = name(self.normed(x, w["ln1"]), "attn_norm")
+        q, k, v = self._by_head(h, w)
+        q, k = (self.family.turned(self, t, g.leaf) for t in (q, k))
+        q, k, v = (gg.permute(t, 0, 2, 1, 3) for t in (q, k, v))
+        o = attend(g, q, k, v, self.family.mask(g.leaf, i), self.d_head ** -0.5, i)
+        x = gg.add(x, scaled(name(linear(w["out"], gg.reshape_2d(o, self.n_embd, x.ne[1])), "attn_out"), "ls1"))
+        h = self.normed(x, w["ln2"])
         up = linear(w["up"], h)
         h = self._act(up) if w["gate"] is None else gg.mul(self._act(linear(w["gate"], h)), up)
-        return name(gg.add(x, name(linear(w["down"], h), "ffn_out")), "l_out")
+        return name(gg.add(x, scaled(name(linear(w["down"], h), "ffn_out"), "ls2")), "l_out")
 
-    def _turned(self, x, leaf):
-        """Pixtral's RoPE: the first half of a head by the row, with every other frequency, the second by the column."""
-        if self.projector != "pixtral":
-            return x
-        half = self.d_head // 2
-        parts = [gg.cont(gg.view_3d(x, half, x.ne[1], x.ne[2], x.nb[1], x.nb[2], at * half * x.nb[0])) for at in (0, 1)]
-        scale = 10000.0 ** (-2 / self.d_head)
-        turned = [gg.rope_ext(t, leaf[by], None, half, ROPE_NORMAL, 0, 10000.0, s, 0.0, 1.0, 0.0, 0.0)
-                  for t, by, s in zip(parts, ("row", "column"), (1.0, scale), strict=True)]
-        return gg.concat(*turned, 0)
-
-    # ------------------------------------------------------------ projectors
-    def _feed(self, x):
-        for i, w in enumerate(self._mlp):
-            x = linear(w, gg.gelu_erf(x) if i else x)
-        return x
-
-    def _project_mlp(self, x, columns, rows):
-        return self._feed(x) if len(self._mlp) > 1 else gg.gelu_erf(self._feed(x))
-
-    def _project_gemma3(self, x, columns, rows):
-        m, d = self.n_merge, self.n_embd
-        x = gg.reshape_4d(gg.cont(gg.transpose(x)), columns, rows, d, 1)
-        x = gg.pool_2d(x, AVG, m, m, m, m, 0, 0)
-        x = gg.cont(gg.transpose(gg.reshape_2d(x, x.ne[0] * x.ne[1], d)))
-        x = gg.mul(gg.rms_norm(x, self.eps), self._soft_norm)
-        return gg.mul_mat(gg.cont(gg.transpose(self._projection)), x)
-
-    def _merged(self, x, columns, rows):
-        """[d m m, n / (m m)]: squares of m x m patches side by side, row by row."""
-        m, d = self.n_merge, self.n_embd
-        x = gg.permute(gg.reshape_3d(x, d * m, columns // m, rows), 0, 2, 1, 3)
-        x = gg.permute(gg.reshape_3d(gg.cont(x), d * m * m, rows // m, columns // m), 0, 2, 1, 3)
-        return gg.reshape_2d(gg.cont(x), d * m * m, columns * rows // (m * m))
-
-    def _project_idefics3(self, x, columns, rows):
-        return self._feed(self._merged(x, columns, rows))
-
-    def _project_pixtral(self, x, columns, rows):
-        m, d = self.n_merge, self.n_embd
-        if self._merger is not None:
-            norm, merger = self._merger
-            x = gg.mul(gg.rms_norm(x, self.eps), norm)
-            # squares with the patch as the fastest axis, as torch's unfold gives them
-            x = gg.reshape_3d(self._merged(x, columns, rows), d, m * m, columns * rows // (m * m))
-            x = gg.reshape_2d(gg.cont(gg.permute(x, 1, 0, 2, 3)), d * m * m, columns * rows // (m * m))
-            x = linear(merger, x)
-            columns, rows = columns // m, rows // m
-        x = self._feed(x)
-        if self._row_end is None:
-            return x
-        n = self.n_out
-        end = gg.repeat_4d(gg.reshape_3d(self._row_end, n, 1, 1), n, 1, rows, 1)
-        x = gg.concat(gg.reshape_3d(x, n, columns, rows), end, 1)
-        return gg.cont(gg.view_2d(x, n, (columns + 1) * rows - 1, x.nb[1], 0))
+    def _by_head(self, h, w):
+        """q, k and v as [d_head, n_head, n]."""
+        d, d_head, n_head, n = self.n_embd, self.d_head, self.n_head, h.ne[1]
+        if "qkv" in w:
+            y = linear(w["qkv"], h)
+            q, k, v = (gg.view_2d(y, d, n, y.nb[1], at * d * y.nb[0]) for at in range(3))
+        else:
+            q, k, v = (linear(w[c], h) for c in "qkv")
+        q, k = (t if w[norm] is None else self.normed(t, (w[norm], None))
+                for t, norm in ((q, "attn_q_norm"), (k, "attn_k_norm")))
+        return [gg.view_3d(t, d_head, n_head, n, d_head * t.nb[0], t.nb[1], 0) for t in (q, k, v)]
 
     def largest_graph(self, all_logits=False):
         """The graph of a square picture."""
@@ -318,43 +273,73 @@ class Vision(Network):
     # ------------------------------------------------------------ running
     def fields(self, picture):
         """The VisionInput of a picture, as read_picture takes it: what the network sees."""
-        return PROJECTORS[self.projector][0](read_picture(picture), self)
+        return self.family.see(read_picture(picture), self)
 
     def encode(self, picture):
         """[float32 (n, n_out), ...]: vectors of each field of a picture."""
         seen = self.fields(picture)
         return [self._encoded(seen.numbers(i, self.mean, self.std)) for i in range(len(seen.fields))]
 
-    def _encoded(self, x):
+    def patches(self, x):
+        """(n, 3 p p) of a field (3, height, width), in the family's order."""
         p = self.patch_size
         rows, columns = x.shape[1] // p, x.shape[2] // p
         patches = x.reshape(3, rows, p, columns, p).transpose(1, 3, 0, 2, 4).reshape(rows * columns, 3 * p * p)
+        return patches[self.family.order(self, columns, rows)]
+
+    def attention(self, picture, field=0):
+        """PictureAttention: what the patches of a field of a picture look at, by layer and head.
+
+            looks = m.vision.attention("cat.jpg")
+            looks.plot(layer=3, patch=(5, 7))
+
+        Errors: as encode_image; ShapeError for a field that the picture has not.
+        """
+        return attention_of(self, self.fields(picture), integer("field", field, 0, MAX_SIDE))
+
+    def _built_plainly(self, shape):
+        """As `_built`, with the weights of attention in memory."""
+        before, self.flash = self.flash, False
+        try:
+            return self._built(shape)
+        finally:
+            self.flash = before
+
+    def _encoded(self, x):
         with self._lock:
-            step = self._step((columns, rows))
-            step.inputs["patches"][:] = patches
+            step = self._step((x.shape[2] // self.patch_size, x.shape[1] // self.patch_size))
+            step.inputs["patches"][:] = self.patches(x)
             out = step.run().reshape(-1, self.n_out).copy()
         if not np.isfinite(out).all():
             raise BrokenValues(f"the picture's vectors hold NaN or infinity: {FIND_BROKEN}")
         return out
 
     def pieces(self, picture):
-        """[text or float32 (n, n_out), ...]: what the decoder reads of a picture, in order."""
-        seen, (_, before, after) = self.fields(picture), PROJECTORS[self.projector]
+        """[text or float32 vectors, ...]: what the decoder reads of a picture, in order; vectors (n, n_out), or (rows,
+        columns, n_out) where it tells these apart."""
+        seen = self.fields(picture)
         vectors = [self._encoded(seen.numbers(i, self.mean, self.std)) for i in range(len(seen.fields))]
-        if self.projector != "idefics3":
-            return [piece for v in vectors for piece in (before, v, after) if len(piece)]
-        columns, out = seen.grid[0], []
-        for i, v in enumerate(vectors[:-1]):
-            row, column = divmod(i, columns)
-            out += ["\n"] * (column == 0 and row > 0) + [f"{before}<row_{row + 1}_col_{column + 1}>", v]
-        return [*out, f"\n\n{before}<global-img>", vectors[-1], after]
+        if self.family.has_grid:
+            side = self.patch_size * self.n_merge
+            vectors = [v.reshape(f.shape[0] // side, f.shape[1] // side, -1)
+                       for v, f in zip(vectors, seen.fields, strict=True)]
+        return [piece for piece in self.family.pieces(seen, vectors) if len(piece)]
+
+    def shapes_of(self, width, height):
+        """[(columns, rows)] of patches of each field of a picture of that size.  Errors: ParamError, ShapeError."""
+        check_size("the picture", width, height)
+        seen = self.family.see(np.broadcast_to(np.uint8(0), (height, width, 3)), self)
+        return [(f.shape[1] // self.patch_size, f.shape[0] // self.patch_size) for f in seen.fields]
 
     def tokens_of(self, width, height):
         """Vectors of a picture of that size."""
-        seen = PROJECTORS[self.projector][0](np.zeros((height, width, 3), np.uint8), self)
-        return sum(self._n_vectors(f.shape[1] // self.patch_size, f.shape[0] // self.patch_size) for f in seen.fields)
+        return sum(self.family.n_vectors(self, *shape) for shape in self.shapes_of(width, height))
 
-    def _n_vectors(self, columns, rows):
-        m = self.n_merge
-        n = columns * rows // (m * m)
-        return n + rows // m - 1 if self.projector == "pixtral" and self._row_end is not None else n
+    @staticmethod
+    def named_terms(terms):
+        """MemoryTerms beside those of the decoder, without what is the decoder's, too."""
+        return [dataclasses.replace(t, name=f"picture {t.name}") for t in terms if t.name in OWN_TERMS]
+
+    def memory_terms(self):
+        """[MemoryTerm] of what it takes now."""
+        return self.named_terms(self._memory_terms())

@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 from ggjit.core.arguments import typed_call
+from ggjit.core.process_memory import give_back_heap
 from ggjit.models.convert.whisper_package import whisper_base_path
 from ggjit.models.core.checks import integer, number, one_of
 from ggjit.models.files.sound import RATE, Sound
@@ -82,7 +83,9 @@ class Speech(SpeechModel):
             raise
 
     def memory(self):
-        """A MemoryUse: the bytes that the model takes from this process now, by term (m.memory() of load_model)."""
+        """A MemoryUse: the bytes that the model takes from this process now, by term (m.memory() of load_model).  What
+        a spectrogram left on the heap goes back to the system first."""
+        give_back_heap()
         return self.network.memory()
 
     # ------------------------------------------------------------ text

@@ -5,6 +5,7 @@
     special_tokens.py   which tokens end a text or are cut out whole; pre_tokenizers.py: how text is split into words
     generation.py       a text piece by piece; answer.py: what is shown, and the end
     speculation.py      guesses of what follows, and whether they pay
+    diffusion.py        texts whose tokens are decided in any order; infill.py: the prompt of a text with a hole
     running_batch.py    sequences that are computed together; generations.py: a list of prompts
     sampling.py         the choice of each token; samplers.py: the single steps
     logprobs.py         log-probabilities of tokens, and how they look in a notebook;

@@ -217,10 +217,19 @@ class _Schema:
         if at.count("-allOf-") > MAX_DEPTH:
             self.fail(at[:60], f"more than {MAX_DEPTH} allOf in each other")
         out = {k: v for k, v in s.items() if k != "allOf"}
+        self.check_types([s, *parts], at)
         for i, part in enumerate(parts):
             for options in ([(p, False) for p in part["anyOf"]] if "anyOf" in part else [(part, True)]):
                 self.join(out, *options, f"{at}-allOf-{i}")
         return out
+
+    def check_types(self, schemas, at):
+        """Refuse an allOf whose types exclude one another: nothing fits it."""
+        stated = [s["type"] for s in schemas if isinstance(s, dict) and isinstance(s.get("type"), str | list)]
+        stated = [{t} if isinstance(t, str) else {x for x in t if isinstance(x, str)} for t in stated]
+        wide = [t | {"integer"} if "number" in t else t for t in stated]
+        if wide and not set.intersection(*wide):
+            self.fail(at, f"allOf asks for types that exclude one another: {', '.join(sorted(set.union(*stated)))}")
 
     def join(self, out, part, is_needed, at):
         """Add a part of an allOf to the schema `out`.  is_needed: are its properties required where it does not say?"""

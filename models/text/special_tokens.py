@@ -30,9 +30,11 @@ SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")      
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """types: (n_vocab,) as they count; stop_ids: frozenset of the ids that end a text."""
+    """types: (n_vocab,) as they count; stop_ids: frozenset of the ids that end a text; middle: {role: id} of those of
+    MIDDLE_TEXTS that the vocabulary has."""
     types: np.ndarray
     stop_ids: frozenset
+    middle: dict
 
 
 def specials(types, vocab, roles):
@@ -55,7 +57,7 @@ def specials(types, vocab, roles):
     if {"<|tool_response>", "</s>"} <= ends.keys():
         types[ends["</s>"]] = NORMAL
         stops.discard(ends["</s>"])
-    return SpecialTokens(types, frozenset(stops))
+    return SpecialTokens(types, frozenset(stops), {role: named[role] for role in MIDDLE_TEXTS if role in named})
 
 
 def space_stripping(pre, arch, model_name, vocab, special_ids):

@@ -8,11 +8,12 @@ Every token is drawn from the model's own logits, which have the bits that they 
 random.
 
     lookup          what followed where the text had its last ORDER tokens before (Saxena 2023, prompt lookup)
+    mtp             a layer of the model's own that was trained to guess (networks/predictor.py)
     a draft model   a smaller model of the same vocabulary, its likeliest tokens (Leviathan et al. 2023)
 
 A batch of several tokens takes longer than one token.  `Speculation` keeps the account, in seconds of plain tokens, and
-ends guessing where it has cost more than ALLOWED of them.  Source of the widths: benchmarks on 135M and 1.1B models,
-where 4 columns cost 1.2 to 1.7 tokens and 16 cost 3 to 5.
+ends guessing where it has cost more than ALLOWED of them.  Source of the widths: SmolLM2-135M (Q4_1, one thread), where
+2 columns cost 1.1 tokens, 4 cost 1.3, 8 cost 2.2 and 16 cost 4.2 of processor time.
 """
 import time
 
@@ -63,19 +64,21 @@ class DraftModel:
 
 
 def guesser_of(model, speculative):
-    """The Lookup or DraftModel that `speculative` asks for, None for None.  Errors: ParamError, TypeMismatch,
-    NotSupported."""
+    """The Lookup, Predictor or DraftModel that `speculative` asks for, None for None.  Errors: ParamError,
+    TypeMismatch, NotSupported."""
     if speculative is None:
         return None
-    if isinstance(speculative, str) and speculative != "lookup" or isinstance(speculative, bool):
-        raise ParamError(f"speculative is {speculative!r}, expected \"lookup\", a loaded draft model, or None")
+    if isinstance(speculative, str) and speculative not in ("lookup", "mtp") or isinstance(speculative, bool):
+        raise ParamError(f"speculative is {speculative!r}, expected \"lookup\", \"mtp\", a loaded draft model, or None")
     if model.recurrent:
         raise NotSupported(f"{model.file.path} has layers with states, which cannot go back to before a wrong guess; "
                            f"leave speculative out")
     if speculative == "lookup":
         return Lookup()
+    if speculative == "mtp":
+        return model.predicting()
     if not hasattr(speculative, "keep_prefix"):
-        raise TypeMismatch(f"speculative takes \"lookup\", a loaded draft model, or None, got "
+        raise TypeMismatch(f"speculative takes \"lookup\", \"mtp\", a loaded draft model, or None, got "
                            f"{type(speculative).__name__}")
     if speculative is model:
         raise ParamError("speculative is the model itself; take a smaller one with the same vocabulary")

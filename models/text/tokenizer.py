@@ -28,5 +28,7 @@ def tokenizer_nbytes(file):
     n_tokens, n_merges = (len(file.metadata.get(KEY + name, ())) for name in ("tokens", "merges"))
     if not n_tokens:
         return 0, 0
-    each = NBYTES_PER_TOKEN.get(file.metadata.get(KEY + "model"), max(NBYTES_PER_TOKEN.values()))
-    return LIBRARY[0] + each * n_tokens + PER_MERGE * n_merges, LIBRARY[1]
+    kind = file.metadata.get(KEY + "model")
+    each = NBYTES_PER_TOKEN.get(kind, max(NBYTES_PER_TOKEN.values()))
+    library = (0, 0) if kind == "gpt2" and not n_merges else LIBRARY        # without merges it is Whisper's vocabulary
+    return library[0] + each * n_tokens + PER_MERGE * n_merges, library[1]

@@ -254,6 +254,11 @@ class Tokenizer:
         """Ids after which generation ends: eos, bos (models write it between documents), end-of-turn tokens."""
         return self._special_tokens.stop_ids
 
+    @property
+    def middle_ids(self):
+        """{"fim_pre" "fim_suf" "fim_mid" ...: id}: the tokens of fill-in-the-middle that the vocabulary has."""
+        return self._special_tokens.middle
+
     def _roles(self):
         """Role -> id, for the roles that end a text or stand for its holes."""
         older = {role: self._special_id(key) for role, key in ROLE_KEYS.items()}

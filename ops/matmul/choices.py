@@ -29,7 +29,7 @@ from ggjit.ops.core.settings import TILE_ROWS, asked_tuning
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BF16, BY_NAME, F16, F32
 from ggjit.ops.matmul.interleaved import FORMATS
-from ggjit.ops.native import isa, measured
+from ggjit.ops.native import isa, measured, neon
 from ggjit.ops.native.jit import sources_key
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN, PREFETCHES, prefetching
 
@@ -80,7 +80,8 @@ ZEN = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS))
 ZEN5 = Rule(ONE_ROW, {F16: AHEAD, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS),
             (16, 16), True, 80, 6)
 INTEL = Rule(ONE_ROW, {}, FOUR, tuple(t for t in FORMATS if t is not Q6_K))
-NEON = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS), direct=8, pairs=4)
+NEON = Rule(PLAIN, {F16: FOUR if neon.HAS_FMLAL else PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS), direct=8,
+            pairs=4)
 RULES = {"znver5": ZEN5, "znver": ZEN, **dict.fromkeys((
     "skylake-avx512", "cascadelake", "cooperlake", "icelake", "rocketlake", "sapphirerapids", "emeraldrapids",
     "graniterapids"), INTEL)}

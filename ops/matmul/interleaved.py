@@ -16,6 +16,8 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
+from llvmlite import ir
+
 from ggjit.ops.core.types import BY_NAME, Type
 from ggjit.ops.native import isa, neon
 from ggjit.ops.native.lanes import i64, nibbles_ir, splat_const
@@ -38,10 +40,13 @@ class Format:
                 is multiplied: those of one word one after the other, so that no word waits in a register
     scale_ir    (b, rows, part) -> <L x float>
     offset_ir   (b, rows) -> <L x float>, the offset of a block of one part, or what its mins are multiplied with; None
-    mins_ir     (b, rows, pair) -> <L x i32>, of parts 2 pair and 2 pair + 1, 16 bits each; or None
+    mins_ir     (b, rows, pair) -> <L x i32>, of parts 2 pair and 2 pair + 1, 16 bits each; NEON: all rows of the one,
+                then all of the other; or None
     signed      codes are signed bytes; else unsigned, and zero_point is subtracted
     flip        xor of every byte of codes while packing
     part_nbytes of L rows, where all parts lie alike and fours_ir and scale_ir of part 0 serve all; else 0
+    paired      vectors 2 i and 2 i + 1 of fours_ir are the fours 2 i and 2 i + 1 of rows 0 and 1, and of rows 2 and 3:
+                eight codes of a row lie side by side, as NEON multiplies matrices
     """
     type: Type
     runs: tuple
@@ -54,11 +59,17 @@ class Format:
     signed: bool = False
     flip: int = 0
     part_nbytes: int = 0
+    paired: bool = False
 
     @property
     def n_fours(self):
         """Groups of four weights in a part."""
         return self.type.block // self.n_parts // 4
+
+    @property
+    def packed(self):
+        """Do its words hold more codes than bytes?"""
+        return self.runs[0][2] < self.n_fours * self.n_parts
 
     @property
     def nbytes(self):
@@ -186,9 +197,35 @@ def _e8m0_scale(b, rows, part):
 
 # ---------------------------------------------------------------- super-blocks of 256
 def _pairs(min_ir):
-    """The mins of two parts as words, from those of one."""
-    return lambda b, rows, pair: b.or_(min_ir(b, rows, 2 * pair), b.shl(min_ir(b, rows, 2 * pair + 1),
-                                                                      splat_const("i32", 16, LANES)))
+    """The mins of two parts, from those of one."""
+    def pair(b, rows, i):
+        x, y = min_ir(b, rows, 2 * i), min_ir(b, rows, 2 * i + 1)
+        if isa.ISA == "neon":
+            halves = [b.trunc(v, vec_ir("i16", LANES)) for v in (x, y)]
+            return b.bitcast(shuffle_ir(b, *halves, range(2 * LANES)), x.type)
+        return b.or_(x, b.shl(y, splat_const("i32", 16, LANES)))
+    return pair
+
+
+def _bytes(b, v, *which):
+    """Bytes of every 32-bit lane of <4 L x i8>, as one integer each of a lane; several: one after the other."""
+    size = 4 // len(which)
+    order = [4 * i + byte if at == 0 else v.type.count for byte in which for i in range(LANES) for at in range(size)]
+    return b.bitcast(shuffle_ir(b, v, ir.Constant(v.type, None), order), vec_ir("i32", LANES))
+
+
+def _k4_bytes(first):
+    """The same as _k4 for NEON: the six bits of four parts and all rows at once, then a byte of each lane."""
+    def four(b, rows, which, part):
+        words = [rows.word(first + i) for i in (which, 2)]
+        if part < 4:
+            return _bits(b, words[0], 0, 63)
+        return b.or_(_bits(b, words[1], 4 * which, 15), _bits(b, words[0], 6, 3, 4))
+
+    def mins(b, rows, pair):
+        at = 2 * pair % 4
+        return _bytes(b, four(b, rows, 1, 2 * pair), at, at + 1)
+    return lambda b, rows, j: _times(b, rows.half(0), _bytes(b, four(b, rows, 0, j), j % 4)), mins
 
 
 def _k4(first):
@@ -264,7 +301,7 @@ def _xs_scale(b, rows, j):
 # ---------------------------------------------------------------- the table
 def _formats():
     signed = {"zero_point": 128} if UNSIGNED else {"signed": True}
-    k4 = _k4(0)
+    k4 = _k4_bytes(0) if isa.ISA == "neon" else _k4(0)
     parts = {
         "q4_0": dict(runs=((WORD, 2, 4), (HALF, 0, 1)), fours_ir=_nibbles(0), scale_ir=_half_scale(0), zero_point=8),
         "q4_1": dict(runs=((WORD, 4, 4), (HALF, 0, 2)), fours_ir=_nibbles(0), scale_ir=_half_scale(0),
@@ -302,22 +339,34 @@ FORMATS = _formats() if isa.X86_LEVEL or neon.HAS_SDOT else {}
 
 # ---------------------------------------------------------------- unpacked: codes as bytes, factors as float32
 def unpacked(format):
-    """The Format of its blocks unpacked: for each part its codes and its scale, then mins and offset, 32 bits each."""
+    """The Format of its blocks unpacked: for each part its codes and its scale, then mins and offset, 32 bits each.
+    NEON's products are signed: there the zero point is subtracted."""
     n, parts = format.n_fours, format.n_parts
     mins = (n + 1) * parts
     offset = mins + parts // 2 * bool(format.mins_ir)
     return dataclasses.replace(
         format, runs=((WORD, 0, offset + bool(format.offset_ir)),), flip=0, part_nbytes=4 * LANES * (n + 1),
+        zero_point=0 if isa.ISA == "neon" else format.zero_point, paired=neon.HAS_SMMLA,
         fours_ir=lambda b, rows, part: ((c, rows.word((n + 1) * part + c)) for c in range(n)),
         scale_ir=lambda b, rows, part: rows.floats((n + 1) * part + n),
         offset_ir=format.offset_ir and (lambda b, rows: rows.floats(offset)),
         mins_ir=format.mins_ir and (lambda b, rows, pair: rows.word32(mins + pair)))
 
 
+def _paired(b, fours):
+    """The order of `paired`, of vectors of the fours of four rows."""
+    for x, y in zip(fours[::2], fours[1::2], strict=True):
+        for row in (0, 2):
+            yield shuffle_ir(b, x, y, [16 * (i // 4) + 4 * r + i % 4 for r in (row, row + 1) for i in range(8)])
+
+
 def unpacked_words_ir(b, format, rows):
     """The words of a block of `unpacked(format)`, in their order."""
+    to = unpacked(format)
+    zero = splat_const("i8", format.zero_point - to.zero_point, 4 * LANES)
     for part in range(format.n_parts):
-        yield from (codes for _, codes in sorted(format.fours_ir(b, rows, part), key=lambda four: four[0]))
+        fours = [b.sub(codes, zero) for _, codes in sorted(format.fours_ir(b, rows, part), key=lambda four: four[0])]
+        yield from _paired(b, fours) if to.paired else fours
         yield format.scale_ir(b, rows, part)
     if format.mins_ir:
         yield from (format.mins_ir(b, rows, pair) for pair in range(format.n_parts // 2))

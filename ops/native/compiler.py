@@ -49,6 +49,11 @@ from ggjit.ops.core.errors import NotSupported
 from ggjit.ops.core.interrupts import let_in
 from ggjit.ops.native import isa
 
+# Numba optimises its own functions, and those of users that kernels call, for all the processor has.  With SVE their
+# vectors would have a length that no level knows, and LLVM ends the process that brings them into a kernel.
+if isa.ARM64:
+    llvm.set_option("ggjit", "-scalable-vectorization=off")
+
 
 def _link(module, library):
     """Link into `module` the bitcode of all that `library` calls, each function once."""
@@ -64,7 +69,11 @@ def _link(module, library):
         else:
             theirs.append(callee)
     for callee in theirs:                               # last: of these LLVM takes what is referred to by now
-        module.link_in(callee._get_module_for_linking(), preserve=True)
+        code = callee._get_module_for_linking()
+        if isa.ARM64 and "vscale" in str(code):
+            raise NotSupported(f"{callee.name} was compiled for SVE before ggjit was imported, and kernels have NEON "
+                               f"alone; import ggjit first")
+        module.link_in(code, preserve=True)
 
 
 class _Codegen(JITCPUCodegen):

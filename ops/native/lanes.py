@@ -6,7 +6,6 @@ Everything here takes an llvmlite builder `b` and LLVM values and is called insi
 from llvmlite import binding as llvm
 from llvmlite import ir
 
-from ggjit.ops.native import neon
 from ggjit.ops.native.mem import IR_F16, IR_F32, IR_I32, IR_I64, call_intrinsic, pointer
 from ggjit.ops.native.simd import const_ir, load_ir, shuffle_ir, splat_ir, vec_ir
 
@@ -269,8 +268,6 @@ def madd_to_ir(b, acc, x, y):
     x, y = (b.bitcast(v, vec_ir("i16", 2 * v.type.count)) for v in (x, y))
     if acc.type.count == 16:
         return packed_dot_ir(b, "avx512.vpdpwssd", acc, x, y)
-    if acc.type.count == 4:
-        return b.add(acc, neon.word_pairs_ir(b, x, y))
     return b.add(acc, madd_ir(b, x, y))
 
 

@@ -52,11 +52,11 @@ def shorts_ir(b, acc, x, y):
     return acc
 
 
-def word_pairs_ir(b, x, y):
-    """<8 x i16> x <8 x i16>, adjacent pairs -> <4 x i32>."""
-    products = [_call(b, "smull.v4i32", vec_ir("i32", 4), *pair)
-                for pair in zip(parts_ir(b, x, 4), parts_ir(b, y, 4), strict=True)]
-    return _call(b, "addp.v4i32", vec_ir("i32", 4), *products)
+def pair_products_ir(b, acc, x, ys):
+    """acc <4 x i32> + the first four numbers of 16 bits of x times those of ys[0] + the last four times ys[1]."""
+    for part, y in zip(parts_ir(b, b.bitcast(x, vec_ir("i16", 8)), 4), ys, strict=True):
+        acc = b.add(acc, _call(b, "smull.v4i32", vec_ir("i32", 4), part, y))
+    return acc
 
 
 def lookup_ir(b, table, index):

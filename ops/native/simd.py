@@ -111,7 +111,7 @@ def opaque_ir(b, value):
 def after_ir(b, value, vectors):
     """`value`, which LLVM may only use once it has the vectors; no instruction, a processor waits for nothing."""
     signature = ir.FunctionType(value.type, [value.type, *(v.type for v in vectors)])
-    return b.asm(signature, "", "=r,0" + (",w" if isa.ISA == "neon" else ",v") * len(vectors), [value, *vectors], False)
+    return b.asm(signature, "", "=r,0" + (",w" if isa.ARM64 else ",v") * len(vectors), [value, *vectors], False)
 
 
 def counted_loop_ir(b, count, carried, body):

@@ -195,7 +195,7 @@ def _bf16_dot():
 
 def _f16_dot():
     if neon.HAS_FMLAL:
-        return _pair_dot(ir.HalfType(), 8, neon.f16_products_ir, _prepare_f16, 4, lanes=8)
+        return _pair_dot(ir.HalfType(), 8, neon.f16_products_ir, _prepare_f16, 2, lanes=8)      # for tiles of four rows
     if isa.ISA == "neon":               # a conversion takes as long as two FMAs: columns are converted once
         return _float_dot("f16", 2, _round_row_f16, columns="f32")
     return _float_dot("f16", 2, _f16_from_float)

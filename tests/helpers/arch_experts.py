@@ -15,13 +15,15 @@ from helpers.arch_notation import (
 )
 
 VARIANTS = ("step35-limits", "mimo2-fused", "laguna-plain", "granite_swa-moe", "smallthinker-full", "hy_v3-fused",
-            "plamo3-full", "glm-dsa-shared", "nanbeige-bare")
+            "plamo3-full", "glm-dsa-shared", "nanbeige-bare", "hy_v3-nextn", "deepseek2-nextn",
+            "hy_v4-sparse")
 # (name of a tensor, rule of the tools and its numbers)
 RULES = (r"layer_output_scale", "near", 0.5, 0.2),
 WINDOW = {"attention.sliding_window": "W"}
 EVERY_FOURTH = {"attention.sliding_window_pattern": lambda c: [i % 4 != 0 for i in range(c.layers)]}
 MOE_FIRST = {**MOE, "leading_dense_block_count": 1, "expert_shared_feed_forward_length": "FS",
              "expert_weights_scale": 1.7, "expert_weights_norm": True}
+SWITCHES = 28, 69                       # the 10th and the 25th token of the texts of arch_files.py
 GRANITE = {"logit_scale": 2.0, "residual_scale": 0.4, "embedding_scale": 5.0, "attention.scale": 0.28}
 
 
@@ -56,6 +58,7 @@ STEP = (_by_layer(QKV_HK + HEAD_NORMS + "attn_gate=H,D ", _dense_first(PICKED + 
         "moe_every_n_layers": 1, "rope.freq_base_swa": 500.0}))
 PLAMO3 = (NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q ffn_up=2*F,D ffn_down=D,F " + HEAD_NORMS +
           POSTS.replace("=", "!="))
+NEXT = "nextn.eh_proj=D,2*D nextn.enorm=D nextn.hnorm=D nextn.shared_head_norm=D "
 INDEXER = "indexer.k_norm+b=64 indexer.proj=8,D indexer.attn_k=64,D indexer.attn_q_b=8*64,QL "
 MLA = ("attn_q_a=QL,D attn_q_a_norm=QL attn_q_b=H*hd,QL attn_k_b=H,KL,NOPE attn_v_b=H,VD,KL attn_kv_a_mqa=KL+R,D "
        "attn_kv_a_norm=KL attn_output=D,H*VD ")
@@ -72,6 +75,33 @@ def _sparse(own):
     return lambda c, i: NORMS + MLA + INDEXER * own(i) + (EXPERTS_X + SHARED + PICKED if i else GATED)
 
 
+STREAMS_TOP = ("token_embd=V,D output_norm=D output=V,D output_hc_fn=4,4*D output_hc_base=4 "
+               "output_hc_scale=1 ")
+STREAMS = "".join(f"hc_{piece}_fn=8,4*D hc_{piece}_base=8 hc_{piece}_scale=2 " for piece in ("attn", "ffn"))
+HY_V4 = SPARSE_KV | {"expert_gating_func": 2, "hyper_connection.count": 4, "hyper_connection.epsilon": 0.01,
+                     "hyper_connection.magnitude": 1.5}
+
+
+def _streams(sparse):
+    return lambda c, i: NORMS + MLA + STREAMS + "attn_sinks=H attn_gate=H*VD,D " + INDEXER * (
+        sparse and i % 2 == 0) + (EXPERTS_X + SHARED + PICKED if i else GATED)
+
+
+def _dots3_heads(c, i):
+    return c.heads if i % 4 == 0 else 2 * c.heads
+
+
+def _dots3(c, i):
+    """Layers with windows have sizes of their own."""
+    sizes = {"KL": "KL", "hd": "hd", "NOPE": "NOPE", "VD": "VD"} if i % 4 == 0 else {
+        "KL": "16", "hd": "48", "NOPE": "(48-R)", "VD": "24"}
+    tensors = MLA.replace("H", str(_dots3_heads(c, i)))
+    for name, size in sizes.items():
+        tensors = tensors.replace(name, size)
+    gate = f"attn_k_norm=R attn_gate={_dots3_heads(c, i)},D "
+    return NORMS + tensors + gate + INDEXER * (i % 4 == 0) + (EXPERTS_X + SHARED + PICKED if i else GATED)
+
+
 MORE = {
     "deepseek32": (_sparse(lambda i: True), dict(SPARSE, rope="yarn", kv=SPARSE_KV | {
         "expert_gating_func": 2, "rope.scaling.yarn_log_multiplier": 0.0707, "expert_group_count": 4,
@@ -79,6 +109,12 @@ MORE = {
     "glm-dsa": (_sparse(lambda i: True), dict(SPARSE, kv=SPARSE_KV)),
     "glm-dsa-shared": (_sparse(lambda i: i % 2 == 0), dict(SPARSE, of="glm-dsa", rope="yarn", kv=SPARSE_KV | {
         "expert_gating_func": 2, "attention.indexer.types": lambda c: [i % 2 == 0 for i in range(c.layers)]})),
+    "dots3note": (_dots3, dict(SPARSE, layers=5, kv=SPARSE_KV | {
+        **WINDOW, **EVERY_FOURTH, "expert_gating_func": 2, "rope.freq_base_swa": 500.0,
+        "attention.head_count": lambda c: [_dots3_heads(c, i) for i in range(c.layers)],
+        "attention.indexer.types": lambda c: [i % 4 == 0 for i in range(c.layers)],
+        "attention.kv_lora_rank_swa": 16, "attention.key_length_mla_swa": 48, "attention.value_length_mla_swa": 24,
+        "attention.key_length_swa": "16+R", "attention.value_length_swa": 16})),
     "mellum": (NORMS + QKV + HEAD_NORMS + EXPERTS_X, dict(layers=5, hd=32, must_untie=True, rope="yarn",
                                                           kv={**MOE, **WINDOW})),
     "smallthinker": (NORMS + QKV + EXPERTS_X, dict(layers=5, hd=32, tied=True, kv={
@@ -109,11 +145,30 @@ MORE = {
         of="granite_swa", hd=32, ff_is_ffx=True, std=2.0, kv={
             **GRANITE, **WINDOW, **EVERY_FOURTH, "expert_count": "X", "expert_used_count": "U",
             "expert_shared_feed_forward_length": "FS"})),
+    "graniteswitch": (NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q " + GATED + "".join(
+        f"{name}.lora_a!=3,8,{n_in} {name}.lora_b!=3,{n_out},8 " for name, n_in, n_out in (
+            ("attn_q", "D", "Q"), ("attn_k", "D", "KV"), ("attn_v", "D", "KV"), ("attn_output", "Q", "D"),
+            ("ffn_gate", "D", "F"), ("ffn_up", "D", "F"), ("ffn_down", "F", "D"))), dict(tied=True, std=2.0, kv={
+                **GRANITE, "adapters.count": 2, "adapters.lora_rank": 8, "adapters.router_gain": 15.0,
+                "adapters.token_ids_activate": [SWITCHES[0], SWITCHES[1]],
+                "adapters.token_ids_substitute": [11, 12]})),
     "hy_v3": (lambda c, i: NORMS + QKV + HEAD_NORMS + (EXPERTS_X + SHARED + "exp_probs_b!=X " if i else GATED), dict(
         hd=32, kv={**MOE_FIRST, "expert_gating_func": 2})),
     "hy_v3-fused": (NORMS + QKV + HEAD_NORMS + EXPERTS_X.replace("ffn_gate_exps=X,FX,D ffn_up_exps=X,FX,D",
                                                                  "ffn_gate_up_exps=X,2*FX,D") + SHARED, dict(
         of="hy_v3", hd=32, tied=True, kv={**MOE_FIRST, "expert_weights_norm": False})),
+    "hy_v3-nextn": (lambda c, i: NORMS + QKV + HEAD_NORMS + (
+        EXPERTS_X + SHARED + "exp_probs_b!=X " if i else GATED) + NEXT * (i == c.layers - 1), dict(
+        of="hy_v3", layers=4, hd=32, kv={**MOE_FIRST, "expert_gating_func": 2, "nextn_predict_layers": 1})),
+    "deepseek2-nextn": (lambda c, i: NORMS + MLA + (EXPERTS_X + SHARED + PICKED if i else GATED) + NEXT.replace(
+        "nextn.shared_head_norm=D ", "nextn.embed_tokens=V,D nextn.shared_head_head=V,D ") * (i == c.layers - 1), dict(
+        SPARSE, of="deepseek2", layers=4, kv={k: v for k, v in SPARSE_KV.items() if "indexer" not in k} | {
+            "expert_gating_func": 2, "nextn_predict_layers": 1})),
+    "hy_v4": (_streams(False), dict(SPARSE, must_untie=True, top=STREAMS_TOP, kv={
+        k: v for k, v in HY_V4.items() if "indexer" not in k})),
+    "hy_v4-sparse": (_streams(True), dict(SPARSE, of="hy_v4", must_untie=True, top=STREAMS_TOP, kv=HY_V4 | {
+        "attention.indexer.types": lambda c: [i % 2 == 0 for i in range(c.layers)],
+        "swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)]})),
     "arctic": (NORMS + "ffn_norm_exps=D " + QKV + EXPERTS + "ffn_gate=D,D ffn_up=D,D ffn_down=D,D ", dict(
         square=True, ff_is_ffx=True, tied=True, kv={"expert_count": "X", "expert_used_count": "U"})),
     "grovemoe": (NORMS + QKV + HEAD_NORMS + EXPERTS_X + "ffn_gate_chexps=X//2,24,D ffn_up_chexps=X//2,24,D "

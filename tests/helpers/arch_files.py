@@ -5,8 +5,8 @@
                                                             k-th tensor that has that name in llama.cpp's graph
 
 A process of its own, so that no two ggml libraries meet.  results.npz holds `whole`, the text read at once, and
-`again`: token by token, or, of an encoder, with every weight moved by one float32 step.  `pooled`: the embedding of an
-encoder.  F32 cache, no flash attention.
+`again`: token by token, or, where all tokens see each other, with every weight moved by one float32 step.  `pooled`:
+the embedding of an encoder.  F32 cache, no flash attention.
 """
 import os
 import re
@@ -42,7 +42,8 @@ from helpers.arch_notation import (
 VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
             "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
             "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window",
-            "glm4moe-nextn", "gemma3n-shared", "gemma4-moe", "grok-1", "cohere2moe-rms", "gemma-embedding-dense",
+            "glm4moe-nextn", "chameleon-after", "minimax-m3-sparse", "gemma3n-shared", "gemma4-moe", "grok-1",
+            "cohere2moe-rms", "gemma-embedding-dense",
             *arch_hybrids.VARIANTS, *arch_experts.VARIANTS)
 ENCODED = [5, 90, 41, 7, 7, 66, 2, 33, 12, 80, 1]         # the text that encoders of encoder-decoders read
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
@@ -55,6 +56,15 @@ LOW_RANK_Q = "attn_q_a=QL,D attn_q_a_norm=QL attn_q_b=H*hd,QL "
 LATENT = "attn_kv_a_mqa=KL+R,D attn_kv_a_norm=KL attn_output=D,H*VD "
 LATENT_SIZES = {"attention.q_lora_rank": "QL", "attention.kv_lora_rank": "KL"}
 UNSCALED = {"gemma3n", "gemma4"}
+FLASH = {"minimax-m3-sparse"}       # llama.cpp looks at all keys where flash attention is off
+BLOCK_INDEX = PICKED + "indexer.q_proj=K*32,D indexer.k_proj=32,D indexer.q_norm=32 indexer.k_norm=32 "
+MINIMAX_M3 = DENSE_FIRST | {
+    "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.7,
+    "attention.indexer.head_count": "K", "attention.indexer.key_length": 32, "attention.indexer.top_k": 8,
+    "attention.indexer.block_size": 8, "attention.indexer.local_blocks": 1}
+DIFFUSERS = ("dream", "llada", "rnd1")          # the beginnings of their names
+HEADS_NORMED = "attn_q_norm=H,hd attn_k_norm=K,hd attn_q_norm.bias!=H,hd attn_k_norm.bias!=K,hd "
+CHAMELEON_KV = {"attention.layer_norm_rms_epsilon": 1e-5}
 ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
 
 def _hybrid(c, i):
@@ -161,6 +171,11 @@ MORE = {
         "interleave_moe_layer_step": 1})),
     "minimax-m2": (NORMS + QKV + "attn_q_norm=Q attn_k_norm=KV " + EXPERTS_X + PICKED, dict(
         hd=32, rot=.5, must_untie=True, ff_is_ffx=True, kv={**MOE, "expert_gating_func": 2})),
+    "minimax-m3": (_after_dense(NORMS + QKV + HEAD_NORMS, BLOCK_INDEX), dict(
+        hd=32, rot=.5, must_untie=True, shexp=2, kv=MINIMAX_M3)),
+    "minimax-m3-sparse": (_after_dense(NORMS + QKV + HEAD_NORMS, BLOCK_INDEX), dict(
+        of="minimax-m3", hd=32, rot=.5, must_untie=True, shexp=2, kv=MINIMAX_M3 | {
+            "attention.indexer.top_k": 3, "attention.indexer.block_size": 4})),
     "hunyuan-moe": (NORMS + QKV + HEAD_NORMS + EXPERTS + SHARED, dict(hd=32, kv={
         **MOE, "expert_shared_feed_forward_length": "FS", "expert_shared_count": 1})),
     "phimoe": (NORMS_B + QKV_B.replace("output=", "output+b=") + EXPERTS, dict(
@@ -199,6 +214,22 @@ MORE = {
     "codeshell": (NORMS_B + FUSED_B, dict(top=TOP_B, eps="ln", square=True)),
     "orion": (NORMS_B + QKV + GATED, dict(top=TOP_B, eps="ln", square=True, must_untie=True)),
     "starcoder": (NORMS_B + FUSED_B, dict(top=TOP_B + "position_embd=C,D ", eps="ln", square=True, kvh=1, rot=0)),
+    "dream": (NORMS + QKV_B + GATED, dict(square=True)),
+    "llada": (NORMS + QKV + GATED, dict(hd=32)),
+    "llada-moe": (NORMS + QKV + HEAD_NORMS + EXPERTS_X, dict(square=True, must_untie=True, kv=MOE)),
+    "rnd1": (NORMS + QKV + HEAD_NORMS + EXPERTS_X, dict(hd=32, tied=True, kv=MOE)),
+    "gptj": (NORMS_B.partition("ffn")[0] + QKV + "ffn_up+b=F,D ffn_down+b=D,F ", dict(
+        top="token_embd=V,D output_norm+b=D output+b=V,D ", eps="ln", square=True, mha=True, rot=.5,
+        must_untie=True)),
+    "cogvlm": (NORMS + GATED + "attn_qkv=3*Q,D attn_output=D,Q vis_attn_qkv=3*Q,D vis_attn_output=D,Q vis_gate=F,D "
+               "vis_up=F,D vis_down=D,F ", dict(square=True, mha=True)),
+    "chameleon": (NORMS + QKV + HEADS_NORMED + GATED, dict(square=True, kv=CHAMELEON_KV)),
+    "chameleon-after": (NORMS + QKV + HEADS_NORMED + GATED, dict(of="chameleon", square=True, tied=True,
+                                                                 kv=CHAMELEON_KV | {"swin_norm": True})),
+    "hrm_text": (QKV + GATED + "attn_gate=Q,D ", dict(
+        top="token_embd=V,D output^=V,D hrm.z_l_init!=D ", layers=4, hd=32, std=2.0, kv={
+            "block_count": 12, "embedding_scale": 3.0, "hrm.layers_per_stack": 2, "hrm.h_cycles": 2,
+            "hrm.l_cycles": 2})),
     **arch_hybrids.MORE,
     **arch_experts.MORE,
     "gemma4": (_gemma4(2, lambda c, i: GATED.replace("F", "2*F" if i > 4 else "F") + LAYER_INPUT), dict(
@@ -301,6 +332,8 @@ def write(tools, name, path, **sizes):
         make_arch_gguf.RULES[:0] = [(re.compile(r"attn_q_norm\.weight$"), _query_norm(near)), *rules]
     make_arch_gguf.gguf = SimpleNamespace(**{**vars(gguf), "GGUFWriter": Writer})
     sizes = sizes if name in ROUND else SMALL | sizes
+    if name.startswith("chameleon"):            # llama.cpp hides 8192 ids of pictures
+        sizes = sizes | {"vocab": 8320}
     if name.startswith("qwen35"):               # the tools make its inner size twice that of the model
         sizes = {"ranks": 2 * sizes["embd"] // DELTA_SIZES["state"]} | sizes
     return make_arch_gguf.write(name, str(path), **sizes)
@@ -332,8 +365,13 @@ def main(tools, name, folder, named=None):
     if sizes.embed:
         move(path, other)
         whole, again, pooled = encoded(lib, path, ids), encoded(lib, other, ids), embedding(lib, path, ids)
+    elif name.startswith(DIFFUSERS):
+        move(path, other)
+        whole, again = (lib.load(p).context(n_ctx=256, flash=0, kv=0).decode(ids, all_logits=True)
+                        for p in (path, other))
+        pooled = ()
     else:
-        c = lib.load(path).context(n_ctx=256, flash=0, kv=0)
+        c = lib.load(path).context(n_ctx=256, flash=int(name in FLASH), kv=0)
         encode(c, name)
         whole = c.decode(ids, all_logits=True)
         c.reset()

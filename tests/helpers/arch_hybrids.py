@@ -2,7 +2,7 @@
 from helpers.arch_notation import EXPERTS_X, GATED, HEAD_NORMS, MAMBA2, MOE, NORMS, PICKED, POSTS, QKV, SHARED, SSM
 
 VARIANTS = ("nemotron_h_moe-latent", "falcon-h1-plain", "rwkv6-parts", "rwkv6qwen2-groups", "arwkv7-plain",
-            "kimi-k3-plain", "bailingmoe3-limits",
+            "kimi-k3-plain", "bailingmoe3-limits", "glm5-next-shared",
             "minimax-01-listed", "t5-gated")
 # (name of a tensor, rule of the tools and its numbers)
 RULES = ((r"norm$", "near", 1.0, 0.2), (r"time_mix_decay\.", "between", -4.0, 1.0),
@@ -61,6 +61,17 @@ KIMI_KV = {**MOE, "attention.key_length_mla": "hd", "attention.value_length_mla"
            "attention.head_count_kv": lambda c: [int(i % 3 == 2) for i in range(c.layers)]}
 
 
+MHC = "".join(f"hc_{piece}_fn=24,4*D hc_{piece}_base=24 hc_{piece}_scale=3 " for piece in ("attn", "ffn"))
+GLM5 = LOW_Q + MLA.replace("KL+R", "KL").replace("NOPE", "hd")
+POOL_INDEX = ("indexer.k_norm+b=64 indexer.proj=8,D indexer.attn_k=64,D indexer.attn_q_b=8*64,QL "
+              "indexer_compressor_gate=64,D indexer_compressor_ape=4,64 ")
+GLM5_KV = {k: v for k, v in KIMI_KV.items() if k != "attention.value_length"} | {
+    "attention.key_length": "KL", "attention.value_length": "KL", "attention.q_lora_rank": "QL",
+    "rope.dimension_count": 0, "attention.layer_norm_epsilon": 1e-5, "attention.indexer.head_count": 8,
+    "attention.indexer.key_length": 64, "attention.indexer.top_k": 64, "attention.indexer.kpool": 4,
+    "attention.indexer.kpool_select_tail": True,
+    "hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 3, "hyper_connection.epsilon": 0.01,
+    "expert_weights_norm": True}
 LIGHTNING = "attn_norm_2=Q attn_qkv=3*Q,D attn_gate=Q,D attn_output=D,Q "
 
 
@@ -146,6 +157,14 @@ MORE = {
                                "kda.gate_lower_bound": -3.0, "kda.safe_gate": True,
                                "swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)],
                                "swiglu_clamp_shexp": lambda c: [0.5 + 0.3 * i for i in range(c.layers)]})),
+    "glm5-next": (_mixed(KDA + KIMI_PAIRS.replace("ssm_a!=H,1", "ssm_a!=H") + MHC, GLM5 + POOL_INDEX + MHC), dict(
+        KIMI, shexp=2, kv=GLM5_KV)),
+    "glm5-next-shared": (lambda c, i: NORMS + (GLM5 + POOL_INDEX * (i != 3) if i % 2 else KDA + KIMI_PAIRS.replace(
+        "ssm_a!=H,1", "ssm_a!=H")) + MHC + (EXPERTS_X + SHARED + PICKED if i else GATED), dict(
+        KIMI, of="glm5-next", layers=6, kv=GLM5_KV | {
+            "attention.head_count_kv": lambda c: [i % 2 for i in range(c.layers)], "kda.gate_lower_bound": -3.0,
+            "attention.indexer.types": lambda c: [i != 3 for i in range(c.layers)], "attention.indexer.top_k": 8,
+            "swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)]})),
     "minimax-01": (lambda c, i: NORMS + EXPERTS_X.replace("FX", "F") + (QKV if i % 3 == 2 else LIGHTNING), dict(
         layers=5, hd=32, rot=.5, kv={"expert_count": "X", "expert_used_count": "U", "residual_scale": 1.4,
                                      "full_attention_interval": 3})),

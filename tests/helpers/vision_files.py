@@ -16,8 +16,19 @@ from helpers import arch_files
 from helpers.vocabularies import CHAR_OF_BYTE
 
 D, FF, HEADS, LAYERS, PATCH, TEXT = 48, 64, 4, 3, 4, arch_files.SMALL["embd"]
-SIDE = {"mlp": 24, "gemma3": 32, "idefics3": 16, "pixtral": 24, "mistral3": 24}
+SIDE = {"mlp": 24, "llava": 24, "gemma3": 32, "idefics3": 16, "pixtral": 24, "mistral3": 24, "qwen2": 24, "qwen25": 24,
+        "qwen3": 24, "internvl": 24, "llama4": 24, "resampler": 24}
 NAMES = tuple(SIDE)
+PROJECTOR = {"llava": "mlp", "mistral3": "pixtral", "qwen2": "qwen2vl_merger", "qwen25": "qwen2.5vl_merger",
+             "qwen3": "qwen3vl_merger"}
+ACT = {"pixtral": "silu", "mistral3": "silu", "qwen25": "silu", "qwen2": ""}        # others: gelu; "": none is stated
+RMS, NO_POSITIONS = ("pixtral", "mistral3", "qwen25"), ("pixtral", "mistral3", "qwen2", "qwen25")
+CLASS_FIRST = ("llava", "internvl")     # llama.cpp has that embedding behind the patches
+DECODER = {"qwen2": "qwen2vl", "qwen25": "qwen2vl", "qwen3": "qwen3vl"}             # others: llama
+N_DEEP, N_QUERIES, N_BUCKETS = 2, 7, 70
+OWN = {"idefics3": {"projector.scale_factor": 2, "preproc_image_size": 32}, "gemma3": {"projector.scale_factor": 4},
+       "mistral3": {"spatial_merge_size": 2}, "qwen25": {"n_wa_pattern": 2},
+       "internvl": {"projector.scale_factor": 2}, "llama4": {"projector.scale_factor": 2}}
 MTMD = "<__media__>"
 PROMPT = f"See {MTMD} and {MTMD}: which?"
 
@@ -29,33 +40,68 @@ def picture(n, height, width):
     return np.rint(np.stack(waves, 2) * 100 + 128).astype(np.uint8)
 
 
-PICTURES = [(24, 24), (40, 61), (17, 9)]        # height, width
+PICTURES = [(24, 24), (40, 61), (17, 9), (120, 136)]        # height, width; the last has several windows
+TOLD = (1, 2)                                   # those of the prompt
+
+
+def width(name):
+    """Of the decoder's vectors."""
+    return 128 if name == "resampler" else TEXT
 
 
 def _tensors(name):
-    rms, n = name in ("pixtral", "mistral3"), {"gemma3": 4}.get(name, 2)
-    bias = () if rms else ("bias",)
+    """{name: shape}"""
+    gated, biased = name in RMS, name not in ("pixtral", "mistral3")
+    bias, norm = ("weight", "bias") if biased else ("weight",), ("weight",) if name in RMS else ("weight", "bias")
     block = {f"attn_{c}": (D, D) for c in ("q", "k", "v", "out")} | {"ffn_up": (FF, D), "ffn_down": (D, FF)}
-    out = {"v.patch_embd.weight": (D, 3, PATCH, PATCH)}
-    if not rms:
-        out |= {"v.patch_embd.bias": (D,), "v.position_embd.weight": ((SIDE[name] // PATCH) ** 2, D),
-                "v.post_ln.weight": (D,), "v.post_ln.bias": (D,)}
-    else:
-        out |= {"v.pre_ln.weight": (D,)}
-        block |= {"ffn_gate": (FF, D)}
-    for i in range(LAYERS):
-        for part, shape in block.items():
-            out |= {f"v.blk.{i}.{part}.weight": shape} | {f"v.blk.{i}.{part}.bias": shape[:1] for _ in bias}
-        for part in ("ln1", "ln2"):
-            out |= {f"v.blk.{i}.{part}.{what}": (D,) for what in ("weight", *bias)}
-    return out | {
-        "mlp": {"mm.0.weight": (96, D), "mm.0.bias": (96,), "mm.2.weight": (TEXT, 96), "mm.2.bias": (TEXT,)},
+    if name == "qwen3":
+        block = {"attn_qkv": (3 * D, D), **{part: block[part] for part in ("attn_out", "ffn_up", "ffn_down")}}
+    block |= {"ffn_gate": (FF, D)} if gated else {}
+    out = {f"v.blk.{i}.{part}.{what}": shape[:len(shape) if what == "weight" else 1]
+           for i in range(LAYERS) for part, shape in block.items() for what in bias}
+    out |= {f"v.blk.{i}.{part}.{what}": (D,) for i in range(LAYERS) for part in ("ln1", "ln2") for what in norm}
+    out |= {f"v.blk.{i}.{part}.weight": (D,) for i in range(LAYERS) for part in ("ls1", "ls2") if name == "internvl"}
+    out["v.patch_embd.weight"] = (D, 3 * PATCH * PATCH) if name == "llama4" else (D, 3, PATCH, PATCH)
+    n_class = int(name in (*CLASS_FIRST, "llama4"))
+    n = N_BUCKETS if name == "resampler" else SIDE[name] // PATCH
+    out |= {"v.patch_embd.weight.1": (D, 3, PATCH, PATCH)} if name.startswith("qwen") else {}
+    out |= {} if name in NO_POSITIONS else {"v.position_embd.weight": (n * n + n_class, D)}
+    out |= {} if name in (*NO_POSITIONS, "llama4") else {"v.patch_embd.bias": (D,)}
+    out |= {"v.class_embd": (D,)} if n_class else {}
+    before, after = name in ("pixtral", "mistral3", "llava", "llama4"), name not in ("pixtral", "mistral3", "internvl")
+    return out | {f"v.{part}.{what}": (D,) for part, has in (("pre_ln", before), ("post_ln", after)) if has
+                  for what in norm} | _projector(name)
+
+
+def _with_bias(**shapes):
+    """Dots of names are written as __."""
+    return {f"{name.replace('__', '.')}.{what}": shape[:len(shape) if what == "weight" else 1]
+            for name, shape in shapes.items() for what in ("weight", "bias")}
+
+
+def _projector(name):
+    n = {"gemma3": 4}.get(name, 2) ** 2 * D
+    if name in ("mlp", "llava"):
+        return _with_bias(mm__0=(96, D), mm__2=(TEXT, 96))
+    if name.startswith("qwen"):
+        deep = {f"v__deepstack__{i}__{part}": shape for i in range(N_DEEP)
+                for part, shape in (("norm", (n,)), ("fc1", (n, n)), ("fc2", (TEXT, n)))} if name == "qwen3" else {}
+        return _with_bias(mm__0=(n, n), mm__2=(TEXT, n), **deep)
+    if name == "resampler":
+        w, parts = width(name), ("q", "k", "v", "out")
+        return {"resampler.query": (N_QUERIES, w), "resampler.proj.weight": (w, w), "resampler.kv.weight": (w, D),
+                "resampler.pos_embed_k": (4, w), **_with_bias(**{f"resampler__attn__{c}": (w, w) for c in parts}),
+                **_with_bias(**{f"resampler__ln_{c}": (w,) for c in ("q", "kv", "post")})}
+    return {
         "gemma3": {"mm.soft_emb_norm.weight": (D,), "mm.input_projection.weight": (D, TEXT)},
-        "idefics3": {"mm.model.fc.weight": (TEXT, D * n * n)},
+        "idefics3": {"mm.model.fc.weight": (TEXT, n)},
         "pixtral": {"mm.1.weight": (96, D), "mm.1.bias": (96,), "mm.2.weight": (TEXT, 96), "mm.2.bias": (TEXT,),
                     "v.token_embd.img_break": (TEXT,)},
         "mistral3": {"mm.1.weight": (96, D), "mm.2.weight": (TEXT, 96), "mm.input_norm.weight": (D,),
-                     "mm.patch_merger.weight": (D, D * 4), "v.token_embd.img_break": (TEXT,)}}[name]
+                     "mm.patch_merger.weight": (D, n), "v.token_embd.img_break": (TEXT,)},
+        "internvl": _with_bias(mm__model__mlp__0=(n,), mm__model__mlp__1=(96, n), mm__model__mlp__3=(TEXT, 96)),
+        "llama4": {"mm.model.mlp.1.weight": (96, n), "mm.model.mlp.2.weight": (80, 96),
+                   "mm.model.fc.weight": (TEXT, 80)}}[name]
 
 
 def clip_tensors():
@@ -84,37 +130,45 @@ def clip_tensors():
     return {name: x for name, x in out.items() if not name.startswith("v.post_ln")}
 
 
-def write(name, path, seed=0, without=(), n_out=TEXT, tensors=None, **keys):
-    """The mmproj file; tensors: {name: array} instead of drawn ones, of an activation that the file does not name."""
-    rng, w = np.random.default_rng(seed), gguf.GGUFWriter(str(path), "clip")
+def write(name, path, seed=0, without=(), n_out=None, tensors=None, rolled=False, **keys):
+    """The mmproj file; tensors: {name: array} instead of drawn ones, of an activation that the file does not name.
+    rolled: the position of the class embedding comes last, where llama.cpp has it."""
+    rng, w, n_out = np.random.default_rng(seed), gguf.GGUFWriter(str(path), "clip"), n_out or width(name)
     w.add_bool("clip.has_vision_encoder", True)
-    w.add_string("clip.projector_type", "pixtral" if name == "mistral3" else name)
-    if tensors is None:
-        w.add_bool("clip.use_silu" if name in ("pixtral", "mistral3") else "clip.use_gelu", True)
+    w.add_string("clip.projector_type", PROJECTOR.get(name, name))
+    if tensors is None and ACT.get(name, "gelu"):
+        w.add_bool(f"clip.use_{ACT.get(name, 'gelu')}", True)
+    if name == "resampler":
+        w.add_int32("clip.minicpmv_version", 3)
+        w.add_uint32("clip.minicpmv_query_num", N_QUERIES)
     values = {"image_size": SIDE[name], "patch_size": PATCH, "embedding_length": D, "feed_forward_length": FF,
               "block_count": LAYERS, "attention.head_count": HEADS, "projection_dim": n_out,
               "attention.layer_norm_epsilon": 1e-5}
-    values |= {"idefics3": {"projector.scale_factor": 2, "preproc_image_size": 32}, "gemma3": {
-        "projector.scale_factor": 4}, "mistral3": {"spatial_merge_size": 2}}.get(name, {}) | keys
+    values |= OWN.get(name, {}) | keys
     for key, value in values.items():
         (w.add_float32 if isinstance(value, float) else w.add_uint32)(f"clip.vision.{key}", value)
     w.add_array("clip.vision.image_mean", [0.5, 0.45, 0.4])
     w.add_array("clip.vision.image_std", [0.3, 0.25, 0.28])
-    for tensor, x in (tensors or {}).items():
-        w.add_tensor(tensor, x)
-    for tensor, shape in _tensors(name).items() if tensors is None else ():
-        if tensor in without:
-            continue
-        shape = tuple(n_out if n == TEXT and not tensor.startswith("v.blk") else n for n in shape)
-        one = len(shape) == 1
-        x = rng.standard_normal(shape) * (0.1 if one else 1 / np.prod(shape[1:]) ** 0.5)
-        w.add_tensor(tensor, (x + (one and ("ln" in tensor or "norm" in tensor) and tensor.endswith("weight")))
-                     .astype(np.float32))
+    for tensor, x in (_drawn(rng, name, n_out) if tensors is None else tensors).items():
+        if tensor not in without:
+            w.add_tensor(tensor, np.roll(x, -1, 0) if rolled and "position" in tensor else x)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
     return path
+
+
+def _drawn(rng, name, n_out):
+    """{name: array}"""
+    out = {}
+    for tensor, shape in _tensors(name).items():
+        shape = tuple(n_out if n == TEXT and not tensor.startswith("v.blk") else n for n in shape)
+        one = len(shape) == 1
+        x = rng.standard_normal(shape) * (0.1 if one else 1 / np.prod(shape[1:]) ** 0.5)
+        is_norm = one and any(part in tensor for part in ("ln", "norm", "mlp.0")) and tensor.endswith("weight")
+        out[tensor] = (x + is_norm).astype(np.float32)
+    return out
 
 
 # ---------------------------------------------------------------- libmtmd
@@ -163,28 +217,33 @@ def logits(L, context, model, prompt, images):
     return np.ctypeslib.as_array(L.llama_get_logits_ith(c.h, -1), (model.n_vocab,)).copy()
 
 
-def vectors(L, context, image):
-    """[float32 (n, TEXT)] of each image chunk that libmtmd makes of a picture."""
+def vectors(L, context, image, n_out):
+    """[float32 (n, n_out)] of each image chunk that libmtmd makes of a picture."""
     chunks, out = chunks_of(L, context, MTMD, [image]), []
     for i in range(L.mtmd_input_chunks_size(chunks)):
         chunk = L.mtmd_input_chunks_get(chunks, i)
         if L.mtmd_input_chunk_get_type(chunk) == 1:
             assert L.mtmd_encode_chunk(context, chunk) == 0
             n = L.mtmd_input_chunk_get_n_tokens(chunk)
-            out.append(np.ctypeslib.as_array(L.mtmd_get_output_embd(context), (n, TEXT)).copy())
+            out.append(np.ctypeslib.as_array(L.mtmd_get_output_embd(context), (n, n_out)).copy())
     return out
 
 
 SPECIAL = ["<s>", "</s>", "<start_of_image>", "<end_of_image>", "<fake_token_around_image>", "<global-img>",
-           "[IMG_END]", *(f"<row_{i}_col_{j}>" for i in range(1, 4) for j in range(1, 4))]
+           "[IMG_END]", *(f"<row_{i}_col_{j}>" for i in range(1, 4) for j in range(1, 4)), "<|vision_start|>",
+           "<|vision_end|>", "<img>", "</img>", "<image>", "</image>", "<slice>", "</slice>", "<|image_start|>",
+           "<|image_end|>", "<|image|>", "<|tile_x_separator|>", "<|tile_y_separator|>"]
 
 
-def write_text(tools, path, vocab=300):
-    """A small llama with a vocabulary of bytes and the pictures' tokens."""
-    base = f"{path}.base"
-    arch_files.write(tools, "llama", base, vocab=vocab)
-    old, w = gguf.GGUFReader(base), gguf.GGUFWriter(str(path), "llama")
+def write_text(tools, path, name="mlp", vocab=300):
+    """The small decoder of a vision part, with a vocabulary of bytes and the pictures' tokens."""
+    base, arch = f"{path}.base", DECODER.get(name, "llama")
+    arch_files.write(tools, arch, base, vocab=vocab, embd=width(name))
+    old, w = gguf.GGUFReader(base), gguf.GGUFWriter(str(path), arch)
     for f in old.fields.values():
+        if f.name.endswith("n_deepstack_layers"):
+            w.add_uint32(f.name, N_DEEP)
+            continue
         if not f.name.startswith(("GGUF.", "tokenizer.")) and f.name != "general.architecture":
             w.add_key_value(f.name, f.contents(), f.types[0],
                             f.types[-1] if f.types[0] == gguf.GGUFValueType.ARRAY else None)
@@ -208,21 +267,22 @@ def write_text(tools, path, vocab=300):
 
 
 def main(tools, name, folder):
-    text, path = (os.path.join(folder, f) for f in ("text.gguf", "vision.gguf"))
-    write_text(tools, text)
+    text, path, theirs = (os.path.join(folder, f) for f in ("text.gguf", "vision.gguf", "rolled.gguf"))
+    write_text(tools, text, name)
     write(name, path)
+    write(name, theirs, rolled=name in CLASS_FIRST)
     from peer_llamacpp import LlamaLib
     lib = LlamaLib()                        # owns the log callback, so it has to live as long as the library is used
     model, L = lib.load(text), library(lib.L)
     params = L.mtmd_context_params_default()
     params.use_gpu, params.warmup, params.n_threads, params.flash = False, False, 1, 0
-    context = L.mtmd_init_from_file(path.encode(), model.h, params)
+    context = L.mtmd_init_from_file(theirs.encode(), model.h, params)
     assert context, lib.log[-2000:]
-    found = {}
+    found, n_out = {}, width(name) * (1 + N_DEEP * (name == "qwen3"))
     for n, (h, w) in enumerate(PICTURES):
-        for v in vectors(L, context, picture(n, h, w)):
+        for v in vectors(L, context, picture(n, h, w), n_out):
             found[f"{n}.{len([k for k in found if k.startswith(f'{n}.')])}"] = v
-    found["logits"] = logits(L, context, model, PROMPT, [picture(n, *PICTURES[n]) for n in (2, 0)])
+    found["logits"] = logits(L, context, model, PROMPT, [picture(n, *PICTURES[n]) for n in TOLD])
     np.savez(os.path.join(folder, "vectors.npz"), **found)
 
 

@@ -290,7 +290,9 @@ OTHERWISE_IN_LLAMACPP = {       # names of products before their bias, and of va
     ("nemotron_h", "l_out"), ("nemotron_h_moe", "l_out"), ("jamba", "ffn_inp"),         # theirs is before the addition
     ("arctic", "ffn_out"), ("falcon-h1", "attn_out"), ("mimo2", "attn_out"),            # ours is of all that is added
     ("spark2_5", "attn_gate"),  # theirs is after the sigmoid
-    ("nanbeige", "l_out"),      # theirs is before the norm
+    ("nanbeige", "l_out"), ("hrm_text", "l_out"),               # theirs is before the norm
+    ("graniteswitch", "Kcur"),  # theirs is after RoPE
+    ("chameleon", "logits"),    # theirs hide what is no text in the first row alone
     ("gemma4", "attn_out"),     # theirs is after the addition
     ("bitnet", "ffn_gate"),     # theirs is before the factor
     ("llama4", "ffn_norm"),     # theirs is what attention gave
@@ -298,7 +300,7 @@ OTHERWISE_IN_LLAMACPP = {       # names of products before their bias, and of va
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("name", sampled([(n,) for n in sorted(DECODERS)], kind))
+@pytest.mark.parametrize("name", sampled([(n,) for n in sorted(DECODERS) if n != "gptj"], kind))      # it has none
 def test_values_are_those_of_llamacpp(name, tmp_path, need):
     """By name, wherever llama.cpp has a tensor of that name."""
     need("xllamacpp", "llama.cpp is the oracle")

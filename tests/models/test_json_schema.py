@@ -111,6 +111,8 @@ def test_patterns_are_written_as_json():
     ({"type": "array", "minItems": "x"}, "another kind"), ("[" * 100_000, "values in each other"),
     ({"type": "integer", "minimum": float("nan")}, "minimum is nan"), ({"type": "integer", "maximum": True}, "is True"),
     ({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}, "allOf in each other"),
+    ({"allOf": [{"type": "string"}, {"type": ["integer", "null"]}]}, "exclude one another: integer, null, string"),
+    ({"type": "object", "allOf": [{"type": "array"}]}, "exclude one another: array, object"),
     ({"properties": {"a": {}}, "required": "a"}, "required is 'a'")])
 def test_what_is_no_schema(schema, words):
     with pytest.raises(ParamError, match=words):

@@ -1,11 +1,14 @@
-"""Kernels for ARM processors, compiled on any machine: their hot loops hold NEON's instructions and spill nothing.
+"""Kernels for ARM processors, on any machine: hot loops hold NEON's instructions and spill nothing, and what those
+instructions mean gives the right numbers.
 
-That they compute the right numbers is checked on such processors, or where they are emulated.
+That a processor has them, and means the same, is checked on one, or where it is emulated (.ci/aarch64).
 """
 import re
 
 import pytest
-from helpers.sample import sampled
+from helpers.paths import TESTS_PATH
+from helpers.processes import python
+from helpers.sample import rank, sampled
 
 from ggjit.ops.core import machine, settings
 from ggjit.ops.core.errors import ParamError
@@ -25,7 +28,7 @@ ALL = {level: {
     "f32:64": (FMA_LANE,), "repacked-f32:8": (FMA_LANE,),
     **({f"{name}:{n}": (r"\tsmmla\t" if level == "neon-v8.6" else SDOT_LANE,) for name, n in (
         ("q4_0", 64), ("q8_0", 64), ("q4_K", 64), ("iq2_s", 17))} if level != "neon" else {}),
-    **({f"repacked-{name}:{n}": (SDOT_LANE,) for name, n in (
+    **({f"repacked-{name}:{n}": (r"\tsmmla\t" if (level, n) == ("neon-v8.6", 64) else SDOT_LANE,) for name, n in (
         ("q4_0", 1), ("q4_0", 64), ("q8_0", 3), ("q4_K", 1), ("q6_K", 64))} if level != "neon" else {}),
 } for level in BYTES}
 DRAWN = sampled([(level, name) for level, names in ALL.items() for name in names],
@@ -71,6 +74,70 @@ def test_hot_loops_hold_the_instructions_of_the_level(code, level, name):
     assert not missing
     spilled = [line for loop in hot for line in loop.splitlines() if re.search(r"\t(ldr|str|ldp|stp)\tq.*\[sp", line)]
     assert not spilled
+
+
+BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_xs")
+FLOATS = ("f32", "f16", "bf16")
+
+
+@pytest.mark.parametrize("level, names", [
+    *((level, sorted(BLOCKS, key=rank)[first:first + 2]) for level, first in (("neon-v8.2", 0), ("neon-v8.6", 2))),
+    *(pytest.param(level, BLOCKS, marks=pytest.mark.slow) for level in BYTES)])
+def test_products_are_right_by_what_the_instructions_mean(tmp_path, level, names):
+    """And columns of repacked weights have the same bytes alone, in threes, and in tiles of matrix products."""
+    code = f"""
+from helpers import neon_anywhere
+neon_anywhere.become({level!r})
+print(neon_anywhere.wrong({names!r}, (1, 3, 18), repacked={level != "neon"}),
+      neon_anywhere.wrong({[*FLOATS[1:], names[0]]!r}, (1, 17), repacked=False))
+"""
+    r = python(code, PYTHONPATH=TESTS_PATH, timeout=1200, GGJIT_CACHE_DIR=str(tmp_path), GGJIT_CPU="",
+               GGJIT_TUNE="off")
+    assert r.stdout == "[] []\n", r.stdout + r.stderr
+
+
+SVE = """
+from llvmlite import binding as llvm
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+llvm.get_process_triple = lambda: "aarch64-unknown-linux-gnu"
+llvm.get_host_cpu_features = dict
+from numba import cfunc, njit, types
+
+@njit
+def total(x):
+    s = 0.0                             # summed in order: SVE has an instruction for that, NEON none
+    for i in range(len(x)):
+        s += float(x[i] * x[i])
+    return s
+{first}
+from ggjit.ops.native.compiler import KernelCompiler
+from ggjit.ops.native.jit import i64s
+
+def kernel(a, n):
+    return total(i64s(a, n))
+
+i8 = types.int64
+made = cfunc(types.float64(i8, i8), nopython=True, pipeline_class=KernelCompiler)(kernel)
+print(made._library.get_asm_str())
+"""
+
+
+def on_sve(code):
+    """Runs code, cross-compiling for a processor with SVE."""
+    features = ",".join(f"+{f}" for f in sorted(isa.LEVELS["neon-v8.6"] | {"sve"}))
+    return python(code, NUMBA_CPU_NAME="neoverse-v2", NUMBA_CPU_FEATURES=features, GGJIT_CPU="")
+
+
+def test_kernels_call_functions_that_numba_compiled_on_a_processor_with_sve():
+    r = on_sve(SVE.format(first=""))
+    assert r.returncode == 0 and re.search(r"\tmadd\t|\tmul\t", r.stdout), (r.returncode, r.stderr[-2000:])
+    assert not re.search(r"\bz\d+\.[bhsd]|\tcnt[bhwd]\t|\trdvl\t", r.stdout)
+
+
+def test_what_was_compiled_for_sve_before_is_refused():
+    r = on_sve(SVE.format(first="total.compile((types.Array(types.int64, 1, 'C'),))"))
+    assert r.returncode == 1 and "compiled for SVE before ggjit was imported" in r.stderr, r.stderr[-2000:]
 
 
 def test_what_systems_call_the_features_of_an_arm_processor(monkeypatch):

@@ -10,9 +10,11 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import tiny_model
+from helpers import tiny_model, windows
 from helpers.layers import FOLDERS
-from helpers.paths import ROOT
+from helpers.paths import ROOT, TESTS_PATH
+from helpers.processes import python
+from helpers.windows import VirtualAlloc
 
 import ggjit as gg
 from ggjit.ops.core import machine
@@ -21,44 +23,19 @@ from ggjit.ops.core.whole_file import whole_files, write_whole
 from ggjit.ops.native import isa, jit, waiting
 from ggjit.tools.command.main import _output
 
-
 # ---------------------------------------------------------------- addresses without memory
-class VirtualAlloc:
-    """Windows' function over a mapping nobody may touch: what is not committed ends the process, as there."""
-
-    def __init__(self, limit=1 << 40):
-        self.charged, self.limit = 0, limit
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._map, self._protect = libc.mmap, libc.mprotect
-        self._map.restype = ctypes.c_void_p
-        self._map.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
-        self._protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-
-    def __call__(self, address, nbytes, kind, protection):
-        if kind == 0x2000:
-            assert address is None and protection == 1
-            return self._map(None, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-        assert kind == 0x1000 and protection == 4
-        if self.charged + nbytes > self.limit:
-            return None
-        self.charged += nbytes
-        first = address & -mmap.PAGESIZE
-        assert not self._protect(first, address + nbytes - first, mmap.PROT_READ | mmap.PROT_WRITE)
-        return address
-
-
 needs_mmap = pytest.mark.skipif(sys.platform == "win32", reason="no mprotect: Windows has the real function")
 
 
 @needs_mmap
 def test_addresses_are_reserved_and_memory_comes_in_steps():
-    windows = VirtualAlloc()
-    space = AddressSpace(640 << 20, windows)
-    assert len(space.memory) == 640 << 20 and windows.charged == 1 << 16
+    system = VirtualAlloc()
+    space = AddressSpace(640 << 20, system)
+    assert len(space.memory) == 640 << 20 and system.charged == 1 << 16
     for upto in (1, 100, 1 << 20, (1 << 20) + 1, 3 << 20):
         space.commit(upto)
         space.memory[upto - 1:upto] = b"\x07"
-        assert upto <= windows.charged <= upto + (1 << 21)
+        assert upto <= system.charged <= upto + (1 << 21)
     assert space.memory[-1] == 0 and np.frombuffer(space.memory, np.int64)[-1] == 0
     assert bytes(space.memory[99:101]) == b"\x07\0"
     space.commit(640 << 20)
@@ -79,7 +56,7 @@ def test_no_memory_left_is_a_typed_error_and_what_was_there_stays():
 def test_a_table_touches_only_rows_that_were_committed():
     """In a process of its own, whose table lies over pages that end it."""
     code = """
-import test_other_systems as t
+from helpers import windows as t
 from ggjit.ops.core import address_space
 address_space._virtual_alloc = lambda windows=t.VirtualAlloc(): windows
 from ggjit.core.table import Table
@@ -92,10 +69,43 @@ assert len(set(ids)) == 20_000 and fresh.n_alive() == 20_000 and (fresh.words[id
 fresh.unplace_all(3)
 print("done")
 """
-    from helpers.paths import TESTS_PATH
     r = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": TESTS_PATH}, text=True,
                        capture_output=True)
     assert r.stdout == "done\n", (r.returncode, r.stderr)
+
+
+@needs_mmap
+def test_a_process_that_is_windows_computes(tmp_path):
+    """On two threads that sleep by WaitOnAddress, without a function of POSIX; files, facts and the command's info."""
+    code = """
+import asyncio, multiprocessing, pathlib, subprocess, sys, tempfile
+import numba, numpy as np
+from numba.core.registry import cpu_target
+from helpers import windows
+windows.become()
+import ggjit as gg
+from ggjit.core.config import default_threads
+from ggjit.ops.core.whole_file import whole_files, write_whole
+from ggjit.ops.native import waiting
+assert waiting.WAY == "WaitOnAddress" and default_threads() == 8, (waiting.WAY, default_threads())
+ctx, cpu = gg.Context(), gg.init_backend("CPU", n_threads=2)
+gg.threadpool().poll = 0
+x, w = (np.random.default_rng(i).standard_normal((64, 256)).astype(np.float32) for i in range(2))
+y = gg.soft_max(gg.mul_mat(gg.from_numpy(ctx, w), gg.from_numpy(ctx, x)))
+want = np.exp(x.astype(np.float64) @ w.T.astype(np.float64))
+for _ in range(20):
+    assert abs(gg.compute(y, backend=cpu) - want / want.sum(-1, keepdims=True)).max() < 1e-5
+folder = pathlib.Path(sys.argv[1])
+write_whole(folder / "a", b"before")
+with whole_files([folder / "a", folder / "b"]) as files:
+    for f in files:
+        f.write(b"after")
+assert sorted(p.read_bytes() for p in folder.iterdir() if p.is_file()) == [b"after"] * 2
+from ggjit.tools.command.main import main
+sys.exit(main(["info"]))
+"""
+    r = python(code, tmp_path, PYTHONPATH=TESTS_PATH, GGJIT_CACHE_DIR=str(tmp_path / "cache"))
+    assert r.returncode == 0 and windows.NAME in r.stdout, r.stdout + r.stderr
 
 
 # ---------------------------------------------------------------- files
@@ -190,8 +200,76 @@ def test_a_worker_ends_where_the_loop_takes_no_signals(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.fixture
+def fresh_facts():
+    """Facts are asked for once in a process: of the system as the test has it."""
+    cached = machine.processor_name, machine.total_nbytes, machine._fast_cores
+    for question in cached:
+        question.cache_clear()
+    yield
+    for question in cached:
+        question.cache_clear()
+
+
+def test_facts_of_windows(monkeypatch, fresh_facts):
+    windll, _, winreg = windows.functions()
+    monkeypatch.setattr(machine.sys, "platform", "win32")
+    monkeypatch.setattr(ctypes, "windll", windll, raising=False)
+    monkeypatch.setitem(sys.modules, "winreg", winreg)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: len(windows.CLASSES))
+    monkeypatch.setattr(machine, "_text", lambda path: "")
+    assert machine.processor_name() == windows.NAME
+    assert (machine.total_nbytes(), machine.available_nbytes()) == (windows.TOTAL, windows.FREE)
+    assert machine.resident_nbytes() == windows.RESIDENT
+    assert machine.available_cores() == 12 and machine.performance_cores() == 8
+    assert isa.LEVELS["neon-v8.6"] - machine.arm_features() == isa.LEVELS["neon"] | {"bf16"}
+
+
+class MacOS:
+    """Functions of macOS's C library on a processor with 4 performance and 4 efficiency cores, and 16 GiB."""
+
+    def sysctlbyname(self, name, value, size, *_):
+        answer = {b"machdep.cpu.brand_string": b"Apple M1\0", b"hw.perflevel0.logicalcpu": b"\4\0\0\0"}.get(name)
+        if answer is None:
+            return -1
+        if value is not None:
+            value[:len(answer)] = answer
+        size._obj.value = len(answer)
+        return 0
+
+    def mach_host_self(self):
+        return 77
+
+    def host_statistics64(self, host, flavour, words, n_words):
+        assert (host, flavour, n_words._obj.value) == (77, 4, 38)
+        words[0], words[1], words[2] = 1000, 5, 200                 # free, active, inactive
+        return 0
+
+    def proc_pidinfo(self, pid, flavour, argument, words, nbytes):
+        assert (pid, flavour, nbytes) == (os.getpid(), 4, 96)
+        words[0], words[1] = 1 << 40, 70 << 20
+        return nbytes
+
+
+def test_facts_of_macos(monkeypatch, fresh_facts):
+    libc = MacOS()
+    libc.host_statistics64 = lambda host, flavour, words, n: MacOS.host_statistics64(libc, host, flavour, words, n)
+    monkeypatch.setattr(machine.sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", lambda *a: libc)
+    monkeypatch.setattr(ctypes, "byref", lambda x: type("Reference", (), {"_obj": x})())
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 16384, "SC_PHYS_PAGES": 1 << 20}.__getitem__)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(machine, "_text", lambda path: "")
+    assert machine.processor_name() == "Apple M1"
+    assert (machine.total_nbytes(), machine.available_nbytes()) == (16 << 30, 1200 * 16384)
+    assert machine.resident_nbytes() == 70 << 20
+    assert machine.available_cores() == 8 and machine.performance_cores() == 4
+
+
 @pytest.mark.parametrize("system", ["darwin", "win32", "plan9"])
-def test_facts_of_a_system_whose_functions_are_missing_are_unknown(system, monkeypatch):
+def test_facts_of_a_system_whose_functions_are_missing_are_unknown(system, monkeypatch, fresh_facts):
     class Empty:
         def __getattr__(self, name):
             raise AttributeError(f"function {name!r} not found")
@@ -201,14 +279,8 @@ def test_facts_of_a_system_whose_functions_are_missing_are_unknown(system, monke
     monkeypatch.setattr(machine, "_text", lambda path: "")
     monkeypatch.delattr(os, "sysconf", raising=False)
     monkeypatch.setitem(sys.modules, "winreg", None)
-    for cached in (machine.processor_name, machine.total_nbytes, machine._fast_cores):
-        cached.cache_clear()
-    try:
-        assert isinstance(machine.processor_name(), str) and machine.performance_cores() >= 1
-        assert machine.available_nbytes() == machine.total_nbytes() == machine.resident_nbytes() == 0
-    finally:
-        for cached in (machine.processor_name, machine.total_nbytes, machine._fast_cores):
-            cached.cache_clear()
+    assert isinstance(machine.processor_name(), str) and machine.performance_cores() >= 1
+    assert machine.available_nbytes() == machine.total_nbytes() == machine.resident_nbytes() == 0
 
 
 def test_resident_memory_grows_with_what_is_written():

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from helpers import tiny_model, vision_files
 
-from ggjit.models import load_model, smollm2_path
+from ggjit.models import load_gguf, load_model, save_gguf, smollm2_path
+from ggjit.models.networks.load import EMBEDDED
 from ggjit.ops.core.errors import MissingExtra, OutOfMemory
 from ggjit.tools.command.main import main
 from ggjit.tools.serve.service import Service, plan_cells
@@ -250,6 +251,9 @@ BAD = {
     "bias": ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias is an object"),
     "a schema": ({"prompt": "a", "json_schema": {"type": "no such"}}, 400, "json_schema"),
     "a schema nobody can satisfy": ({"prompt": "a", "json_schema": {"enum": []}}, 400, "enum"),
+    "types nobody can satisfy": ({"prompt": "a", "json_schema": {"allOf": [{"type": "string"}, {"type": "null"}]}},
+                                 400, "exclude one another"),
+    "a suffix of ids": ({"prompt": [1], "suffix": "b"}, 400, "suffix goes with a prompt that is a text"),
     "a grammar": ({"prompt": "a", "grammar": "root ::= ("}, 400, "gramm"),
     "both": ({"prompt": "a", "grammar": 'root ::= "a"', "json_schema": {}}, 400, "a text fits one of them"),
     "format": ({"prompt": "a", "response_format": {"type": "xml"}}, 400, "response_format has the type 'xml'"),
@@ -270,6 +274,7 @@ def test_bad_chats_paths_and_json(client):
     other = {"function": {"name": "x"}}
     for body, words in (({}, "messages is missing"), ({"messages": [{"content": "x"}]}, "expected a dict with a role"),
                         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "no text"),
+                        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "text is 5"),
                         ({"messages": [message], "tools": [{}]}, "tools[0] is no function"),
                         ({"messages": [message], "tool_choice": "required"}, "there are no tools"),
                         ({"messages": [message], "tools": [TOOL], "tool_choice": other}, "none of"),
@@ -281,6 +286,27 @@ def test_bad_chats_paths_and_json(client):
     assert client.get("/nothing").status_code == 404 and client.get(path).status_code == 405
     assert "docs/serving.md" in client.get("/nothing").json()["error"]["message"]
     assert "choices" in ask(client, path=path, messages=[message], max_tokens=2)
+
+
+def test_a_hole_is_filled(client, tmp_path):
+    """By OpenAI's suffix and llama.cpp's /infill; a model without the tokens for it says so."""
+    for path, body in (("/v1/completions", {"prompt": "It was", "suffix": " truth"}),
+                       ("/infill", {"input_prefix": "It was", "input_suffix": " truth"})):
+        assert "was not trained to fill in the middle" in ask(client, 501, path, **body)["error"]["message"]
+    assert "input_extra is a list" in ask(client, 400, "/infill", input_extra=[5])["error"]["message"]
+    tensors, metadata = load_gguf(EMBEDDED)
+    words = list(metadata["tokenizer.ggml.tokens"])
+    for byte, text in zip("ÿþý", ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), strict=True):
+        words[words.index(byte)] = text                 # bytes that no text has
+    save_gguf(tmp_path / "m.gguf", tensors, metadata | {"tokenizer.ggml.tokens": words})
+    with load_model(tmp_path / "m.gguf", n_threads=1, n_ctx=128) as m:
+        want, body = m.infill("It was", " truth", 8).text, {"max_tokens": 8, "temperature": 0}
+        with serving(m) as (client, _):
+            assert ask(client, prompt="It was", suffix=" truth", **body)["choices"][0]["text"] == want
+            assert ask(client, path="/infill", input_prefix="It", prompt=" was", input_suffix=" truth",
+                       **body)["content"] == want
+            pieces = events(client, "/infill", input_prefix="It was", input_suffix=" truth", **body)
+            assert "".join(p["content"] for p in pieces) == want
 
 
 def slowed(m, monkeypatch, seconds=0.02):

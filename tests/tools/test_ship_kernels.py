@@ -1,7 +1,8 @@
 """`python -m ggjit.tools.ship_kernels`: which kernels a wheel carries, and for which levels they can be made."""
 import pytest
 
-from ggjit.ops.native import isa
+from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.matmul.repack.layouts import LAYOUTS
 from ggjit.tools import ship_kernels
 
 
@@ -13,7 +14,7 @@ def test_common_models_are_in(tmp_path, monkeypatch):
     assert {"rope-0-f32", "rows-add-rms_norm-mul", "get_rows-q4_0-f32", "set_rows-f32-f16-i64"} <= names
     for begin in ("mul_mat-dot-q4_0", "flash_attn-decode4", "flash_attn-prefill"):
         assert any(name.startswith(begin) for name in names), begin
-    assert any("repacked-q4_0" in name for name in names) == (isa.ISA != "generic")
+    assert any("repacked-q4_0" in name for name in names) == (BY_NAME["q4_0"] in LAYOUTS)
 
 
 def test_attention_is_in_for_every_group_of_heads():

@@ -120,6 +120,16 @@ def add_gpu(c):
     c.add_argument("-ngl", "--n-gpu-layers", type=n_layers, default=None, metavar="N",
                    help="the last N layers on the first GPU, -1: all and the output (none)")
     c.add_argument("--cpu-moe", action="store_true", help="with -ngl: the weights of experts stay on the CPU")
+    c.add_argument("-ot", "--override-tensor", action="append", default=[], metavar="PATTERN=DEVICE",
+                   help="with -ngl: tensors whose names match lie on that device, or CPU, before all other rules")
+
+
+def patterns(texts):
+    """{PATTERN: DEVICE}; a pattern may hold "=", a device's name does not."""
+    wrong = next((t for t in texts if not all(t.rpartition("="))), None)
+    if wrong is not None:
+        raise ParamError(f"-ot takes PATTERN=DEVICE, got {wrong!r}")
+    return {pattern: device for pattern, _, device in (t.rpartition("=") for t in texts)}
 
 
 def add_sampling(c):
@@ -140,6 +150,34 @@ def add_grammar(c):
     group.add_argument("--json-schema", metavar="JSON", help="a JSON Schema that the text fits")
     for name in ("grammar", "json-schema"):
         c.file_actions.append(group.add_argument(f"--{name}-file", metavar="FILE", help=f"--{name} from a file"))
+
+
+def add_diffusion(c):
+    """The options of models that write all tokens at once, under llama.cpp's names; `diffusion(args)` has them."""
+    group = c.add_argument_group("diffusion", "of models that write all tokens of an answer at once")
+    for name, type_, metavar, about in DIFFUSION:
+        group.add_argument("--diffusion-" + name.replace("_", "-"), dest="diffusion_" + name, type=type_,
+                           default=argparse.SUPPRESS, metavar=metavar, help=about)
+
+
+def _algorithm(text):
+    """A name, or llama.cpp's number of it."""
+    return LLAMACPP_ALGORITHMS[int(text)] if text.isdecimal() and int(text) < len(LLAMACPP_ALGORITHMS) else text
+
+
+LLAMACPP_ALGORITHMS = "origin", "entropy", "margin", "random", "confidence"
+DIFFUSION = (("steps", int, "N", "steps of an answer (one for each token)"),
+             ("eps", float, "X", "where the time of the steps ends (0.001, or by blocks, as the model was trained)"),
+             ("block_length", int, "N", "tokens of a block, one block after the other"),
+             ("algorithm", _algorithm, "NAME", f"what is decided first: {', '.join(LLAMACPP_ALGORITHMS)}, or 0 to 4 "
+                                               f"(confidence)"),
+             ("alg_temp", float, "X", "temperature of that (0)"),
+             ("cfg_scale", float, "X", "how far logits move from those without the prompt (0)"))
+
+
+def diffusion(args):
+    """{name: value} of these options on the command line, for m.generate."""
+    return {name: vars(args)["diffusion_" + name] for name, *_ in DIFFUSION if "diffusion_" + name in vars(args)}
 
 
 def sampling(args):

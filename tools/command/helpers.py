@@ -26,6 +26,7 @@ from ggjit.ops.core.machine import available_cores
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import CACHE, kernel_address
+from ggjit.tools.command.common import patterns
 
 MAX_HELPERS = 3                 # a model has some 20 kernels, and each helper imports Numba first
 
@@ -62,6 +63,8 @@ def load(path, args, reserve=True, **options):
         options |= {"vision": args.mmproj}
     help_when_compiling(path, options | {"n_threads": args.threads})
     gpu = {k: getattr(args, k) for k in ("n_gpu_layers", "cpu_moe") if hasattr(args, k)}
+    if getattr(args, "override_tensor", None):
+        gpu["override_tensor"] = patterns(args.override_tensor)
     return load_model(path, n_threads=args.threads, reserve=reserve, **gpu, **options)
 
 

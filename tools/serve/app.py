@@ -12,6 +12,7 @@ import time
 import uuid
 
 from ggjit import __version__
+from ggjit.models.text.infill import infill_ids
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import (
     BadFile,
@@ -81,7 +82,7 @@ class ModelServer:
         gets = {self.health: ("/health", "/v1/health"), self.models: ("/models", "/v1/models"),
                 self.metrics: ("/metrics",), self.slots: ("/slots",), self.props: ("/props",)}
         posts = {self.chat: ("/v1/chat/completions", "/chat/completions"),
-                 self.completions: ("/v1/completions", "/completions"),
+                 self.completions: ("/v1/completions", "/completions"), self.infill: ("/infill",),
                  self.embeddings: ("/v1/embeddings", "/embeddings"),
                  self.rerank: ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"),
                  self.tokenize: ("/tokenize",), self.detokenize: ("/detokenize",),
@@ -262,7 +263,28 @@ class ModelServer:
             raise ParamError("prompt is missing: a text or a list of token ids")
         n_predict = forms.whole(body, ("max_tokens", "n_predict"), -1, 1 << 30)
         echo = prompt if isinstance(prompt, str) and forms.field(body, "echo", bool, False) else ""
+        if (after := forms.field(body, "suffix", str)) is not None:
+            if not isinstance(prompt, str):
+                raise ParamError("suffix goes with a prompt that is a text")
+            prompt = await self._hole(prompt, after)
         return await self._answer(request, body, TextForm(self.name, echo), prompt, n_predict,
+                                  forms.options(body) | forms.grammar_of(body))
+
+    async def _hole(self, before, after, others=()):
+        """The ids of a prompt whose answer stands between two texts."""
+        model = self.service.model
+        return await self.service.prepared(infill_ids, model.tokenizer, before, after, others, path=model.file.path)
+
+    async def infill(self, request, body):
+        """llama.cpp's: input_prefix, input_suffix, input_extra, and a prompt that the answer goes on with."""
+        before, after, begun = (forms.field(body, name, str, "") for name in ("input_prefix", "input_suffix", "prompt"))
+        extra_texts = forms.field(body, "input_extra", list, [])
+        if not all(isinstance(x, dict) and isinstance(x.get("text"), str) for x in extra_texts):
+            raise ParamError("input_extra is a list of {\"filename\": ..., \"text\": ...}")
+        others = [(str(x.get("filename", "tmp")), x["text"]) for x in extra_texts]
+        n_predict = forms.whole(body, ("n_predict", "max_tokens"), -1, 1 << 30)
+        ids = await self._hole(before + begun, after, others)
+        return await self._answer(request, body, FilledForm(self.name), ids, n_predict,
                                   forms.options(body) | forms.grammar_of(body))
 
     async def _answer(self, request, body, form, prompt, n_predict, options):
@@ -383,6 +405,16 @@ class TextForm:
 
     def last(self, i, run):
         return [self.chunk([{"index": i, "text": "", "logprobs": None, "finish_reason": forms.finish_reason(run)}])]
+
+
+class FilledForm(TextForm):
+    """/infill: OpenAI's form, with llama.cpp's "content" beside it."""
+
+    def whole(self, choices, usage):
+        return super().whole(choices, usage) | {"content": choices[0]["text"]}
+
+    def chunk(self, choices):
+        return super().chunk(choices) | {"content": choices[0]["text"]}
 
 
 class ChatForm(TextForm):

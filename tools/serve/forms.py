@@ -156,7 +156,11 @@ def _message(i, m, sees):
         return m
     if not all(isinstance(p, dict) and p.get("type") in ("text", "input_text", "refusal") for p in parts):
         raise ParamError(f"messages[{i}] has parts that are no text; this model reads text alone")
-    return {**m, "content": "".join(str(p.get("text", "")) for p in parts)}
+    texts = [p.get("text", "") for p in parts]
+    wrong = next((t for t in texts if not isinstance(t, str)), "")
+    if wrong != "":
+        raise ParamError(f"messages[{i}] has a part whose text is {json.dumps(wrong)[:60]}, expected a text")
+    return {**m, "content": "".join(texts)}
 
 
 # ---------------------------------------------------------------- tools

@@ -94,8 +94,10 @@ class Service:
         """
         self._check_running()
         if not self.generates:
-            raise NotSupported(f"{self.model.file.path} ({self.model.file.arch}) writes no text; serve a llama model "
-                               f"for completions, this one has embeddings")
+            what = "writes all tokens at once, which is not served" if hasattr(self.model, "mask_id") else \
+                "writes no text"
+            raise NotSupported(f"{self.model.file.path} ({self.model.file.arch}) {what}; serve a llama model for "
+                               f"completions, this one has {'m.generate' if 'once' in what else 'embeddings'}")
         answering = Answering()
         answering.sequence = await self.prepared(self._submitted, prompt, n_predict, answering.take, options)
         with self._wake:

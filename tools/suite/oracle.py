@@ -65,19 +65,21 @@ class WorkerDied(RuntimeError):
 
 
 class Patience:
-    """Tells a process that is hung from one that is slow on a busy machine, by its processor time."""
+    """Tells a process that is hung from one that is slow on a busy machine, by its processor time; where the system
+    does not say that of another process, by the time that has passed."""
 
     def __init__(self, pid):
-        self.clock = ~pid << 3 | 2                      # clock_getcpuclockid(3)
-        self.begin()
+        known = sys.platform.startswith("linux")
+        self.clock = functools.partial(time.clock_gettime, ~pid << 3 | 2) if known else time.monotonic
+        self.begin()                                    # the number: clock_getcpuclockid(3)
 
     def begin(self):
         """Something new was begun."""
-        self.first = self.before = time.clock_gettime(self.clock)
+        self.first = self.before = self.clock()
 
     def is_over(self, seconds):
         """After another `seconds` without an answer: it waited all the time, or has computed as long on every core."""
-        before, self.before = self.before, time.clock_gettime(self.clock)
+        before, self.before = self.before, self.clock()
         return self.before - before < seconds / 100 or self.before - self.first > seconds * (os.cpu_count() or 1)
 
 

@@ -15,6 +15,7 @@ Activations are rounded as ggml rounds them next to the type: codes of 8 bits wi
 columns, but where the integer tile takes over (`_shape`), whose order is its own.
 """
 import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +55,8 @@ ROWS = LANES
 CHUNK_NBYTES = 64 << 10             # of weights, where there are enough: [576 x 1536] Q4_0, two threads, 1.1 x (Zen 5)
 UNPACKED_NBYTES = 384 << 10         # of unpacked weights a thread keeps in the second-level cache
 MAX_COLUMNS = 4                     # columns of a tile with AVX2
+# Tiles of columns from which on blocks of 32 are unpacked once for all; AVX-512 unpacks them in each
+UNPACKED_TILES = 4 if isa.ISA == "neon" else math.inf
 
 
 # ---------------------------------------------------------------- the layout
@@ -162,8 +165,9 @@ class _Shape(NamedTuple):
 
 def _make(type, shape):
     n_columns, narrower, n_groups, prefetch, in_turn, unpacks, n_lines = shape
-    format, y_nbytes, block = FORMATS[type], column_nbytes(FORMATS[type]), type.block
-    seen, unpack, prepare = unpacked(format) if unpacks else format, make_unpack(format), make_prepare(format)
+    format, block = FORMATS[type], type.block
+    seen, unpack = unpacked(format) if unpacks else format, make_unpack(format)
+    prepare, y_nbytes = make_prepare(seen), column_nbytes(seen)
     nbytes, seen_nbytes, n_parts = format.nbytes, seen.nbytes, format.n_parts
     wide = make_tile(seen, n_columns, n_groups, prefetch, in_turn, n_lines)
     narrow = make_tile(seen, n_columns - 1, n_groups, prefetch, in_turn, n_lines) if narrower else wide
@@ -281,7 +285,8 @@ def _shape(type, m, n):
     if pairs:
         lines = 2 * format.nbytes // (64 * format.n_parts)
         n_lines = -(-lines // 3) if tiles < 5 else -(-lines // 5) if tiles < 9 else 1
-        return _Shape(n_columns, narrower, 2, prefetch, unpacks=format.n_parts > 1, n_lines=n_lines)
+        unpacks = format.n_parts > 1 or tiles >= UNPACKED_TILES and format.packed
+        return _Shape(n_columns, narrower, 2, prefetch, unpacks=unpacks, n_lines=n_lines)
     return _Shape(n_columns, narrower, n_groups, prefetch, in_turn)
 
 

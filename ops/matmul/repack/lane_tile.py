@@ -146,7 +146,9 @@ class _Block:
     def __init__(self, b, format, n_columns, in_turn, n_lines):
         self.b, self.format, self.columns, self.n_lines = b, format, range(n_columns), n_lines
         self.at, self.in_turn = _ColumnFields(format), in_turn
-        self.apart = format.n_parts > 1 and (in_turn or n_columns > 2)
+        few = 0 if isa.ISA == "neon" else 2
+        self.apart = format.n_parts > 1 and (in_turn or n_columns > few)
+        self.together = 2 if isa.ISA == "neon" and n_columns == 1 else 1
 
     def splat(self, q, offs, irty):
         return splat_ir(self.b, load_ir(self.b, self.b.add(q, i64(offs)), irty), LANES)
@@ -163,7 +165,21 @@ class _Block:
         return self.b.bitcast(four, vec_ir("i8", 4 * LANES))
 
     def word(self, q, j, i, irty):
-        return self.splat(q, self.at.word(len(self.columns), j, i), irty)
+        """A word of column j, for all rows; NEON multiplies by a lane here, too."""
+        n = len(self.columns)
+        if isa.ISA == "neon" and irty is IR_F32 and n % LANES == 0:
+            line = load_ir(self.b, self.b.add(q, i64(self.at.word(n, j - j % LANES, i))), vec_ir("f32", LANES))
+            return shuffle_ir(self.b, line, line, [j % LANES] * LANES)
+        return self.splat(q, self.at.word(n, j, i), irty)
+
+    def pair_of_sums(self, q, j, pair):
+        """The sums of two parts of column j, 16 bits each, for all rows; NEON multiplies by lanes of a line of them."""
+        n = len(self.columns)
+        if isa.ISA != "neon":
+            return self.word(q, j, self.at.sums + pair, IR_I32)
+        at = pair * n + j
+        line = load_ir(self.b, self.b.add(q, i64(self.at.word(n, at - at % 4, self.at.sums))), vec_ir("i16", 8))
+        return [shuffle_ir(self.b, line, line, [2 * (at % 4) + i] * 4) for i in range(2)]
 
     def zero_sums(self, q, part):
         return self.b.add(q, i64(self.at.word(len(self.columns), 0, self.at.zero_sums + part)))
@@ -183,6 +199,9 @@ class _Block:
     def code_sums(self, q, zero_sums, rows, part, first, acc):
         """Yields (group, column, sum of a part, float32); its fours are `first` and the next ones."""
         b, format = self.b, self.format
+        if format.paired:
+            yield from self.matrix_sums(q, rows, part, first)
+            return
         fours = zip(*(format.fours_ir(b, r, part) for r in rows), strict=True)
         fours = list(fours) if len(rows) == 1 or self.in_turn else fours
         for some in [[j] for j in self.columns] if self.in_turn else [self.columns]:
@@ -199,6 +218,24 @@ class _Block:
                         sums[g, j] = _sum_fours_ir(b, sums[g, j], codes, four, format.signed)
             for (g, j), x in sums.items():
                 yield g, j, int_to_float_ir(b, x)
+
+    def matrix_sums(self, q, rows, part, first):
+        """The same of paired codes, by products of two rows and two columns: eight elements an instruction."""
+        b, n = self.b, len(self.columns)
+        codes = [[four for _, four in self.format.fours_ir(b, r, part)] for r in rows]
+        pairs = [(j, min(j + 1, n - 1)) for j in self.columns[::2]]
+        sums = {(g, pair, half): zero("i32", LANES) for g in range(len(rows)) for pair in pairs for half in range(2)}
+        for f in range(0, self.format.n_fours, 4):
+            for pair in pairs:
+                lines = [load_ir(b, b.add(q, i64(self.at.four(n, j, first + f))), vec_ir("i8", 16)) for j in pair]
+                for h in range(2):
+                    y = shuffle_ir(b, *lines, [*range(8 * h, 8 * h + 8), *range(16 + 8 * h, 24 + 8 * h)])
+                    for g, half in itertools.product(range(len(rows)), range(2)):
+                        sums[g, pair, half] = neon.matrix_ir(b, sums[g, pair, half], y, codes[g][f + 2 * h + half])
+        for g, (pair, i) in itertools.product(range(len(rows)), ((pair, i) for pair in pairs for i in range(2))):
+            if pair[i] > pair[0] or not i:              # a column without a partner is its own
+                lanes = [2 * i, 2 * i + 1, 2 * i + 4, 2 * i + 5]
+                yield g, pair[i], int_to_float_ir(b, shuffle_ir(b, sums[g, pair, 0], sums[g, pair, 1], lanes))
 
     def add(self, q, rows, acc):
         """Blocks of one scale."""
@@ -219,8 +256,9 @@ class _Block:
             next_w, totals = self._loop(q, here, totals, next_w)
         for part in range(0 if format.part_nbytes else format.n_parts):
             prefetch(part)
-            q = self.after(q, totals) if part else q
-            self._add_part(q, self.zero_sums(q, part), self.rows(here), part, format.n_fours * part, totals)
+            if part % self.together == 0:
+                q, rows = self.after(q, totals) if part else q, self.rows(here)
+            self._add_part(q, self.zero_sums(q, part), rows, part, format.n_fours * part, totals)
         if format.mins_ir:
             q = self.after(q, totals)
             self._add_mins(q, self.rows(here), totals)
@@ -260,9 +298,10 @@ class _Block:
         for pair in range(format.n_parts // 2):
             mins = [format.mins_ir(b, r, pair) for r in rows]
             for j in self.columns:
-                of_y = self.word(q, j, self.at.sums + pair, IR_I32)
+                of_y = self.pair_of_sums(q, j, pair)
+                products = neon.pair_products_ir if isa.ISA == "neon" else madd_to_ir
                 for s, m in zip(sums, mins, strict=True):
-                    s[j] = madd_to_ir(b, s[j], m, of_y)
+                    s[j] = products(b, s[j], m, of_y)
         for r, s, t in zip(rows, sums, totals, strict=True):
             offset = b.fneg(format.offset_ir(b, r))
             for j in self.columns:

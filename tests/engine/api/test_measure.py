@@ -134,9 +134,9 @@ def test_a_models_measured_memory_is_what_it_takes(tmp_path):
 
 
 GROWTH = """
-import gc, sys
+import gc, mmap, sys
 from ggjit.models import load_model
-rss = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
+rss = lambda: int(open("/proc/self/statm").read().split()[1]) * mmap.PAGESIZE
 m = load_model(sys.argv[1], n_threads=1, n_ctx=512)
 m.decode(list(range(512)))          # code, threads and libraries are there already when it counts
 m.free()

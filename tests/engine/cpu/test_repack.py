@@ -24,7 +24,7 @@ from ggjit.ops.matmul.repack import codes
 from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 
-pytestmark = pytest.mark.skipif(not repack.LAYOUTS, reason=f"no layout for {isa.ISA}")
+pytestmark = pytest.mark.skipif(gg.Q4_0 not in repack.LAYOUTS, reason=f"no layout of codes for {isa.LEVEL}")
 CPU = gg.init_backend("CPU", n_threads=2)
 REPACK = {b.name: b for b in CPU.device.extra_buffer_types()}["CPU_REPACK"]
 TYPES = tuple(repack.LAYOUTS)

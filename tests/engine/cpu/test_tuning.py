@@ -105,9 +105,9 @@ def test_rules_differ_between_processors(folder, monkeypatch, processor, blocks,
     types = gg.Q8_0, gg.Q4_0, gg.F16, gg.F32
     assert [choices.tile(t) for t in types] == [blocks, blocks, halves, floats]
     layouts = (NEAR, NEAR) if processor == "znver5" else (RowTile(4), ONE_ROW)
-    assert [choices.layout_tile(t) for t in (gg.Q4_0, gg.Q6_K)] == list(layouts) or isa.ISA == "generic"
+    assert [choices.layout_tile(t) for t in (gg.Q4_0, gg.Q6_K)] == list(layouts) or gg.Q4_0 not in repack.LAYOUTS
     assert choices.layout_tile(gg.F32) == ONE_ROW
-    assert choices.pays_repacked(gg.Q4_0) == (isa.ISA != "generic")
+    assert choices.pays_repacked(gg.Q4_0) == (gg.Q4_0 in repack.LAYOUTS)
     assert choices.pays_repacked(gg.Q6_K) == (repacked and gg.Q6_K in repack.LAYOUTS)
     with choices.forced(8):                         # as many as the type's tiles have
         assert choices.tile(gg.Q8_0) == RowTile(4) and choices.tile(gg.F16) == candidates(gg.F16)[-1]
@@ -182,7 +182,7 @@ def clock(*seconds):
     return lambda: next(times)
 
 
-@pytest.mark.skipif(isa.ISA == "generic", reason="no layout for generic")
+@pytest.mark.skipif(gg.Q4_0 not in repack.LAYOUTS, reason=f"no layout of codes for {isa.LEVEL}")
 def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder, monkeypatch):
     """Every candidate and the layout: a processor that likes this, and one that likes the opposite."""
     seconds, others = tuning.measure(gg.Q4_0, **SMALL)

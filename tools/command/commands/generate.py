@@ -9,6 +9,7 @@ from ggjit.models.networks.load import load_model
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import (
+    add_diffusion,
     add_gpu,
     add_grammar,
     add_kv_type,
@@ -19,6 +20,7 @@ from ggjit.tools.command.common import (
     add_strict,
     add_threads,
     count,
+    diffusion,
     n_predict,
     rope_args,
     sampling,
@@ -47,8 +49,10 @@ def add_arguments(c):
     c.add_argument("--context-shift", action="store_true", help="drop older tokens when the context is full")
     c.add_argument("--keep", dest="n_keep", type=count, default=0, metavar="N",
                    help="with --context-shift: the first N tokens stay (0)")
-    c.add_file("--speculative", metavar="lookup|PATH",
-               help="guess what follows from the text itself, or by a smaller model of the same vocabulary")
+    c.add_file("--speculative", metavar="lookup|mtp|PATH",
+               help="guess what follows from the text itself, by a layer that the model has for it, or by a smaller "
+                    "model of the same vocabulary")
+    add_diffusion(c)
     add_kv_type(c)
     add_n_ctx(c, "context size (the model's own)")
     add_repack(c)
@@ -71,7 +75,7 @@ def run(args):
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, **rope_args(args))
         pieces = m.generate(args.prompt, args.n_predict, stop=args.stop, ignore_eos=args.ignore_eos,
                             context_shift=args.context_shift, n_keep=args.n_keep, logprobs=args.logprobs,
-                            speculative=_speculative(args), images=args.image, **sampling(args))
+                            speculative=_speculative(args), images=args.image, **diffusion(args), **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
         total = args.n_predict if args.n_predict > 0 else None
@@ -90,8 +94,8 @@ def run(args):
 
 
 def _speculative(args):
-    """What `generate` takes: "lookup", the loaded draft model, or None."""
-    if args.speculative in (None, "lookup"):
+    """What `generate` takes: "lookup", "mtp", the loaded draft model, or None."""
+    if args.speculative in (None, "lookup", "mtp"):
         return args.speculative
     return load_model(args.speculative, n_threads=args.threads, n_ctx=args.n_ctx, strict=args.strict)
 

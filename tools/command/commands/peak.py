@@ -1,8 +1,9 @@
 """`ggjit peak`: peak memory of a model, without allocating or reading weights."""
+import argparse
+
 from ggjit.alloc.report import mib
 from ggjit.display.progress import compiling
 from ggjit.models.networks.peak import explore_model, model_peak, what_if
-from ggjit.ops.core.errors import ParamError
 from ggjit.tools.command.common import (
     add_n_ctx,
     add_repack,
@@ -10,12 +11,14 @@ from ggjit.tools.command.common import (
     console,
     n_layers,
     pairs,
+    patterns,
     positive,
     table,
 )
 
 EXAMPLES = (("ggjit peak llama-70b -c 4096 --flash", "a shape alone"),
             ("ggjit peak m.gguf --device GPU0=24G -ot exps=CPU", "what lies where, for devices that need not be here"),
+            ("ggjit peak m.gguf --mmproj mmproj.gguf --image 1920x1080", "with a picture that it reads"),
             ("ggjit peak m.gguf --png plan.png --explore plan.html", "a picture, and a page to play with"))
 
 
@@ -37,6 +40,8 @@ def add_arguments(c):
     c.add_argument("--cpu-moe", action="store_true", help="the weights of experts stay on the host")
     c.add_argument("-ot", "--override-tensor", action="append", default=[], metavar="PATTERN=DEVICE",
                    help="tensors whose names match lie on that device, or CPU")
+    c.add_file("-mm", "--mmproj", metavar="PATH", help="the model's vision part, for --image")
+    c.add_argument("--image", type=size, metavar="WxH", help="with a picture of so many pixels: 1920x1080")
     c.add_argument("--what-if", action="store_true", help="a table over planner, batch and flash attention")
     c.add_file("--png", metavar="FILE", help="write the picture: offset by time")
     c.add_file("--csv", metavar="FILE", help="write one line per tensor")
@@ -47,8 +52,9 @@ def run(args):
     options = dict(order=args.order, all_logits=args.all_logits, repack=args.repack, strict=args.strict)
     placed = dict(devices=pairs("--device", args.device), n_gpu_layers=args.n_gpu_layers, cpu_moe=args.cpu_moe,
                   override_tensor=patterns(args.override_tensor))
+    seen = dict(vision=args.mmproj, image=args.image)
     with compiling():
-        report = model_peak(args.model, args.n_ctx, args.n_batch, args.flash, args.planner, **options, **placed)
+        report = model_peak(args.model, args.n_ctx, args.n_batch, args.flash, args.planner, **options, **placed, **seen)
         rows = what_if(args.model, (args.n_ctx,), sorted({1, 128, args.n_batch}), **options) if args.what_if else None
     if args.explore:
         explore_model(args.model, args.n_ctx, sorted({1, 128, args.n_batch}), strict=args.strict).save(args.explore)
@@ -70,12 +76,12 @@ def run(args):
     return result
 
 
-def patterns(texts):
-    """{PATTERN: DEVICE}; a pattern may hold "=", a device's name does not."""
-    wrong = next((t for t in texts if not all(t.rpartition("="))), None)
-    if wrong is not None:
-        raise ParamError(f"-ot takes PATTERN=DEVICE, got {wrong!r}")
-    return {pattern: device for pattern, _, device in (t.rpartition("=") for t in texts)}
+def size(text):
+    """(width, height) of "1920x1080"."""
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"expected WxH, such as 1920x1080, got {text!r}")
+    return tuple(map(int, parts))
 
 
 def text(column, value):

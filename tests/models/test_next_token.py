@@ -1,0 +1,117 @@
+"""Layers behind the network that guess the token after the next: what they compute, and that the text stays."""
+import numpy as np
+import pytest
+from helpers import arch_files
+from helpers.requirements import shared
+from helpers.tiny_model import Words
+
+import ggjit as gg
+from ggjit.models import load_gguf, load_model, save_gguf
+from ggjit.models.text import speculation
+
+NAMES = "glm4moe-nextn", "hy_v3-nextn", "deepseek2-nextn"
+
+
+def loaded(path, **options):
+    m = load_model(path, **{"n_threads": 1, "reserve": False, "n_ctx": 128, "kv_type": "F32", **options})
+    m._tokenizer = Words()
+    return m
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """parts(name): path of a small file, its tensors as arrays, its metadata."""
+    def made(name):
+        path = tmp_path / "m.gguf"
+        arch_files.write(shared("tools"), name, path)
+        tensors, metadata = load_gguf(path)
+        return path, {n: t.numpy().copy() for n, t in tensors.items()}, metadata
+    return made
+
+
+def rms(x, w, eps):
+    return x / np.sqrt((x * x).mean(1, keepdims=True) + eps) * w
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_guesses_are_those_of_the_layer(name, parts, tmp_path, monkeypatch):
+    """A network of that layer alone, whose embeddings are what the layer reads, is the oracle."""
+    path, w, metadata = parts(name)
+    arch, n = metadata["general.architecture"], metadata[f"{name.partition('-')[0]}.block_count"] - 1
+    ids, eps = np.random.default_rng(3).integers(0, 90, 20).tolist(), metadata[
+        f"{arch}.attention.layer_norm_rms_epsilon"]
+    with loaded(path) as m:
+        before = np.concatenate([np.zeros((1, m.n_embd), np.float32), m.hidden(ids)[:-1]])
+        guesser = m.predicting()
+        found = []
+        monkeypatch.setattr(guesser, "_next", lambda *args, run=guesser._next: found.append(run(*args)) or found[-1])
+        m.logits(ids)
+        token = guesser.guess(ids, 1)
+        assert len(found) == 1 and token == [found[0][0]]
+    p, table = f"blk.{n}.", w.get(f"blk.{n}.nextn.embed_tokens.weight", w["token_embd.weight"])
+    x = np.concatenate([rms(table[ids], w[p + "nextn.enorm.weight"], eps),
+                        rms(before, w[p + "nextn.hnorm.weight"], eps)], 1) @ w[p + "nextn.eh_proj.weight"].T
+    layer = {"blk.0." + t.removeprefix(p): a for t, a in w.items() if t.startswith(p) and ".nextn." not in t}
+    norm = w.get(p + "nextn.shared_head_norm.weight", w["output_norm.weight"])
+    out = w.get(p + "nextn.shared_head_head.weight", w.get("output.weight", w["token_embd.weight"]))
+    alone = {"token_embd.weight": x, "output.weight": out[:len(ids)], "output_norm.weight": norm, **layer}
+    settings = {k: v for k, v in metadata.items() if not k.endswith("feed_forward_length") or "expert" in k}
+    settings |= {f"{arch}.block_count": 1, f"{arch}.leading_dense_block_count": 0, f"{arch}.nextn_predict_layers": 0,
+                 f"{arch}.vocab_size": len(ids)}
+    save_gguf(tmp_path / "alone.gguf", alone, settings)
+    with load_model(tmp_path / "alone.gguf", n_threads=1, n_ctx=128, kv_type="F32") as m:
+        state = m.hidden(list(range(len(ids))))[-1]
+    np.testing.assert_allclose(found[0][1][0], state, atol=2e-4 * abs(state).max())
+    assert found[0][0] == (out @ state).argmax()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", [{}, {"temp": 1.0, "seed": 3}])
+def test_the_text_is_that_of_plain_decoding(name, options, parts, monkeypatch):
+    monkeypatch.setattr(speculation, "ALLOWED", 1e9)
+    path = parts(name)[0]
+    prompt = np.random.default_rng(5).integers(0, 90, 30).tolist()
+    with loaded(path) as m:
+        want = m.generate(prompt, 60, cache_prompt=False, **options)
+        list(want)
+        for use in (None, lambda: m.logits([1, 2]), lambda: list(m.generate([3, 4], 3))):
+            g = m.generate(prompt, 60, speculative="mtp", **options)
+            for _ in range(20):
+                next(g)
+            if use:                         # somebody else uses the model in between
+                use()
+            list(g)
+            assert g.stats["tokens"] == want.stats["tokens"] and g.stats["drafted_tokens"] > 0
+            assert m.text.ids == prompt + want.stats["tokens"][:-1]
+
+
+def test_right_guesses_are_kept(parts, tmp_path, monkeypatch):
+    """Where layers add nothing, the next token depends on the last one alone: the layer that guesses can know it."""
+    monkeypatch.setattr(speculation, "ALLOWED", 1e9)
+    path, w, metadata = parts("glm4moe-nextn")
+    n, d = metadata["glm4moe.block_count"] - 1, w["output_norm.weight"].size
+    for name in w:
+        if "attn_output" in name or "ffn_down" in name:
+            w[name][:] = 0
+    w[f"blk.{n}.nextn.eh_proj.weight"][:] = np.eye(d, 2 * d)
+    w[f"blk.{n}.nextn.enorm.weight"][:] = 1
+    w[f"blk.{n}.nextn.shared_head_norm.weight"][:] = w["output_norm.weight"]
+    save_gguf(tmp_path / "right.gguf", w, metadata)
+    with loaded(tmp_path / "right.gguf") as m:
+        want = m.generate([7, 8, 9], 60, cache_prompt=False)
+        list(want)
+        g = m.generate([7, 8, 9], 60, speculative="mtp")
+        list(g)
+        assert g.stats["tokens"] == want.stats["tokens"]
+        assert g.stats["accepted_tokens"] == g.stats["drafted_tokens"] > 30
+        assert m.memory().terms["KV cache"] > 0
+
+
+def test_files_without_such_a_layer_say_so(parts, tmp_path):
+    path, w, metadata = parts("hy_v3-nextn")
+    n = metadata["hy_v3.block_count"] - 1
+    save_gguf(tmp_path / "none.gguf", {t: a for t, a in w.items() if not t.startswith(f"blk.{n}.nextn")}, metadata)
+    with loaded(tmp_path / "none.gguf") as m, pytest.raises(gg.NotSupported, match="no layer that guesses"):
+        m.generate([1, 2], speculative="mtp")
+    with loaded(path) as m, pytest.raises(gg.ParamError, match="\"lookup\", \"mtp\", a loaded draft model"):
+        m.generate([1, 2], speculative="eagle")
