@@ -11,7 +11,7 @@ FIND_BROKEN = "load_model(path, validate=True) finds a broken weight, GGJIT_DEBU
 
 
 class BrokenValues(ModelError, ParamError):
-    """Results that are no numbers: the file's fault, or of values that were put into its weights."""
+    """Results that are NaN or infinite: the file is broken, or values that were written to its weights are."""
 
 
 def integer(name, value, low, high, why=""):
@@ -61,12 +61,13 @@ def one_of(name, value, known):
     return value
 
 
-def known_options(what, given, known):
-    """ParamError for unknown options, with the nearest known name."""
+def known_options(what, given, known, elsewhere=()):
+    """ParamError for unknown options, with the nearest known name.  elsewhere: other libraries' names, which may be
+    meant, too."""
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ParamError(f"{what}: unknown option {', '.join(map(repr, unknown))}{nearest(unknown[0], known)}; known: "
-                         f"{', '.join(known)}")
+        hint = nearest(unknown[0], known) or nearest(unknown[0], elsewhere)
+        raise ParamError(f"{what}: unknown option {', '.join(map(repr, unknown))}{hint}; known: {', '.join(known)}")
 
 
 def is_encodable(text):

@@ -13,9 +13,9 @@ import ggjit as gg
 from ggjit.models import finetune, load_model
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import CannotWrite
-from ggjit.models.networks.finetune import _texts, read_ids
+from ggjit.models.networks.finetune import LEAST_STEPS, _texts, read_ids
 from ggjit.models.networks.load import EMBEDDED
-from ggjit.models.networks.training import TokenLoss
+from ggjit.models.networks.parts.training import TokenLoss
 from ggjit.tools.command.common import nbytes
 from ggjit.tools.command.helpers import adapters
 from ggjit.tools.command.main import main
@@ -64,6 +64,23 @@ def test_an_adapter_learns_beside_weights_that_stay(model, tmp_path):
     file = GGUFFile(tmp_path / "a.gguf")
     assert file.metadata["adapter.lora.alpha"] == 8 and len(file.tensors) == 2 * 2 * tiny_model.LAYERS
     assert seen[0].n_params == sum(np.prod(t.ne) for t in file.tensors.values())
+
+
+def test_a_short_text_is_cut_into_four_rows(tmp_path):
+    """With the defaults: it is neither refused nor read once."""
+    seen = []
+
+    class Planned(Exception):
+        pass
+
+    def stop(job):
+        seen.append(job.n_steps)
+        raise Planned
+    text = "My cat is called Orlando. He sleeps on the piano. " * 3
+    for options, n in (({}, LEAST_STEPS), ({"steps": 9}, 9), ({"epochs": 2}, 8)):
+        with pytest.raises(Planned):
+            finetune(None, text, tmp_path / "cat.gguf", on_plan=stop, progress=False, targets=["attn_q"], **options)
+        assert seen[-1] == n
 
 
 def test_memory_is_kept_and_changes_no_bit(model, tmp_path):
