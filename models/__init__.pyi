@@ -201,8 +201,9 @@ def load_model(path: _Path | None = None, backend: str | Backend = "CPU", n_thre
 def finetune(model: _Path | None = None, data: _Path | Sequence[int] | npt.NDArray[Any] | None = None,
              out: _Path | None = None, rank: int = 8, alpha: float | None = None, targets: Sequence[str] | None = None,
              n_ctx: int | None = None, memory: int | None = None, epochs: int | None = None, steps: int | None = None,
-             lr: float | Callable[[int], float] = 2e-4, batch: int = 1, seed: int = 0, n_threads: int | None = None,
-             checkpoint: _Path | None = None, callback: Callable[[History], Any] | None = None, progress: bool = True,
+             lr: float | Callable[[int], float] | None = None, batch: int = 1, seed: int = 0,
+             n_threads: int | None = None, checkpoint: _Path | None = None,
+             callback: Callable[[History], Any] | None = None, progress: bool = True,
              on_plan: Callable[[_Finetuning], Any] | None = None, force: bool = False,
              sample: str | None = None) -> History: ...
 def embed_texts(model: _Path, texts: Sequence[str], cluster: Any = None, keep: _Path | None = None, n_part: int = 32,
