@@ -17,7 +17,8 @@ def _named(name):
 
 
 def _only(harmless, instead):
-    """An option of which some values change nothing here; the others are told."""
+    """An option of which some values have no effect here and are accepted; others are errors that say what to write
+    instead."""
     def taken(value):
         if not any(value is x or type(value) is type(x) and value == x for x in harmless):
             raise ParamError(instead)

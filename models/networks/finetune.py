@@ -26,8 +26,7 @@ from ggjit.models.core.other_options import FINETUNING, takes_other_names
 from ggjit.models.files.adapter import new_adapter, targets_of
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import refuse_existing
-from ggjit.models.networks.load import ARCHITECTURES, EMBEDDED, load_model
-from ggjit.models.networks.memory import (
+from ggjit.models.networks.base.memory import (
     Growth,
     MemoryUse,
     process_term,
@@ -36,7 +35,8 @@ from ggjit.models.networks.memory import (
     terms_of_leaves,
     unique_memory,
 )
-from ggjit.models.networks.training import TokenLoss
+from ggjit.models.networks.load import ARCHITECTURES, EMBEDDED, load_model
+from ggjit.models.networks.parts.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.machine import resident_nbytes
@@ -48,11 +48,11 @@ from ggjit.train.training import Training, uninterrupted
 
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 N_CTX, LEAST_ROWS = 256, 4      # tokens of a row, fewer where a text would have fewer rows than that
-LEAST_STEPS = 40                # of a text that is read several times, where nobody says how often
-LR_SUM = 0.08                   # learning rate times steps, where nobody says the rate
+LEAST_STEPS = 40                # optimizer steps where `epochs` is not given: short texts are read several times
+LR_SUM = 0.08                   # learning rate times steps, where `lr` is not given
 SAMPLE_TOKENS = 48
 MAX_TRIES = 4                   # tries with a smaller arena, where planning itself took memory
-SLACK, SLACK_NBYTES = 0.005, 4 << 20    # for small arrays that come and go
+SLACK, SLACK_NBYTES = 0.005, 4 << 20    # room for small temporary arrays
 
 
 # ---------------------------------------------------------------- texts
@@ -231,7 +231,7 @@ class Finetuning:
                      "alpha": alpha}
             self.loop = TrainingLoop(training, data, data.first(0), seed, checkpoint, callback, about)
             gc.collect()
-            give_back_heap()                # planning a training makes and drops much
+            give_back_heap()                # planning a training allocates and frees many arrays
             self._grown.__exit__()
             self._grown.known(sum(term.anonymous for term in self._kept_terms()))
             self._close = stack.pop_all().close
@@ -252,7 +252,7 @@ class Finetuning:
     def sample(self, prompt):
         """What the network writes after `prompt` now, SAMPLE_TOKENS at most."""
         with self.network._lock:
-            self.network.reset()            # the adapter may be another than what was read with
+            self.network.reset()            # the cache was filled with an older state of the adapter
             return self.network.generate(prompt, min(SAMPLE_TOKENS, self.network.n_ctx // 2), cache_prompt=False).text
 
     def memory(self):

@@ -8,8 +8,8 @@ import pytest
 import ggjit as gg
 from ggjit.models import finetune, load_model, perplexity
 from ggjit.models.core.other_options import FINETUNING, GENERATION, LOADING
+from ggjit.models.networks.base.other_methods import OF_MODELS
 from ggjit.models.networks.load import EMBEDDED
-from ggjit.models.networks.other_methods import OF_MODELS
 from ggjit.ops.core.user_warnings import forget_told
 
 
@@ -96,7 +96,7 @@ def test_unknown_options_say_what_was_meant(m):
 def test_every_name_is_one_of_ours_or_none(m):
     import inspect
 
-    from ggjit.models.networks.load_options import ARGUMENTS, KEYWORDS
+    from ggjit.models.networks.base.load_options import ARGUMENTS, KEYWORDS
     from ggjit.models.text.sampling import OPTIONS
     own = {"n_predict", "stop", "logprobs", "grammar", "json_schema", "template", "seed", *OPTIONS}
     probes = (1, "x", [1], True, {"type": "text"})

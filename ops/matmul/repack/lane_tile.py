@@ -141,14 +141,15 @@ class _Block:
     """LLVM IR that adds a block of all columns, at q, times blocks of some groups to sums [group][column].
 
     apart: LLVM must not mix the parts; it would keep the words they share in registers that the sums need, and spill.
+    together: so many parts may be mixed: two of Q4_K or Q5_K share words, and NEON has registers for one column.
     """
 
     def __init__(self, b, format, n_columns, in_turn, n_lines):
         self.b, self.format, self.columns, self.n_lines = b, format, range(n_columns), n_lines
         self.at, self.in_turn = _ColumnFields(format), in_turn
-        few = 0 if isa.ISA == "neon" else 2
-        self.apart = format.n_parts > 1 and (in_turn or n_columns > few)
-        self.together = 2 if isa.ISA == "neon" and n_columns == 1 else 1
+        in_pairs = isa.ISA == "neon" and n_columns == 1 and format.n_parts == 8 and bool(format.mins_ir)
+        self.apart = format.n_parts > 1 and (in_turn or n_columns > 2 or in_pairs)
+        self.together = 2 if in_pairs else 1
 
     def splat(self, q, offs, irty):
         return splat_ir(self.b, load_ir(self.b, self.b.add(q, i64(offs)), irty), LANES)
@@ -205,7 +206,8 @@ class _Block:
         fours = zip(*(format.fours_ir(b, r, part) for r in rows), strict=True)
         fours = list(fours) if len(rows) == 1 or self.in_turn else fours
         for some in [[j] for j in self.columns] if self.in_turn else [self.columns]:
-            if some[0]:                             # LLVM would mix the columns, and spill
+            # keeps LLVM from interleaving the columns, for which it would spill registers
+            if some[0]:
                 q = after_ir(b, q, [c[some[0] - 1] for c in acc])
             sums = {}
             for j in some:
