@@ -49,6 +49,7 @@ from ggjit.train.training import Training, uninterrupted
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 N_CTX, LEAST_ROWS = 256, 4      # tokens of a row, fewer where a text would have fewer rows than that
 LEAST_STEPS = 40                # optimizer steps where `epochs` is not given: short texts are read several times
+LR_SUM = 0.08                   # learning rate times steps, where `lr` is not given
 SAMPLE_TOKENS = 48
 MAX_TRIES = 4                   # tries with a smaller arena, where planning itself took memory
 SLACK, SLACK_NBYTES = 0.005, 4 << 20    # room for small temporary arrays
@@ -216,7 +217,8 @@ class Finetuning:
                                  f"smaller batch or a shorter context")
             if epochs is None:
                 epochs = -(-(steps if steps < math.inf else LEAST_STEPS) // (len(data) // batch))
-            self.epochs = epochs
+            self.epochs, self.n_steps = epochs, min(epochs * (len(data) // batch), steps)
+            lr = min(2e-3, max(2e-4, LR_SUM / self.n_steps)) if lr is None else lr
             params = [gg.set_param(t) for pair in self.adapter.pairs.values() for t in pair]
             self.n_params = sum(t.nbytes // 4 for t in params)
 
@@ -228,7 +230,6 @@ class Finetuning:
             about = {"model": _end_of(file.path), "data": zlib.crc32(data.inputs[0]), "n_ctx": n_ctx,
                      "alpha": alpha}
             self.loop = TrainingLoop(training, data, data.first(0), seed, checkpoint, callback, about)
-            self.n_steps = min(epochs * (len(data) // batch), steps)
             gc.collect()
             give_back_heap()                # planning a training allocates and frees many arrays
             self._grown.__exit__()
@@ -274,7 +275,7 @@ class Finetuning:
 @takes_other_names(FINETUNING)
 @typed_call
 def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, n_ctx=None, memory=None, epochs=None,
-             steps=None, lr=2e-4, batch=1, seed=0, n_threads=None, checkpoint=None, callback=None, progress=True,
+             steps=None, lr=None, batch=1, seed=0, n_threads=None, checkpoint=None, callback=None, progress=True,
              on_plan=None, force=False, sample=None):
     """Train a LoRA adapter for a GGUF model, whose weights stay as they are, quantised too; returns the History.
 
@@ -283,11 +284,11 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
 
     model: a path; None: the model that comes with the package.  data: a text, the path of a text file or of a .jsonl
     file with a "text" a line, or token ids; cut into rows of n_ctx tokens (256; a short text into four rows).  out:
-    the adapter, in llama.cpp's format. rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names
+    the adapter, in llama.cpp's format.  rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names
     of matrices, "attn_q" (default: those of attention and dense feed-forward).  memory: bytes the process may take;
-    what does not fit is computed again. epochs, steps: whichever ends first; without epochs as many as make these
-    steps, without either one, or as many as make 40 steps of a short text.  lr: of AdamW, a number or a schedule.
-    batch: rows of a step.
+    what does not fit is computed again.  epochs, steps: whichever ends first; without epochs as many as make these
+    steps, without either one, or as many as make 40 steps of a short text.  lr: of AdamW, a number or a schedule;
+    None: 0.08 / steps, between 2e-4 (long trainings) and 2e-3 (those of up to 40 steps).  batch: rows of a step.
     checkpoint: a file that is written every minute, after every epoch and when the training ends; the same call goes on
     from it, with the same bits.
     sample: a prompt; what the model writes after it before and after the training is `.before` and `.after` of the
