@@ -140,7 +140,7 @@ def orion(hparams):
 def jais2(hparams):
     """Squared ReLU, biases everywhere, RoPE."""
     sizes = hparams.heads()
-    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=True)
+    attention = Attention(**sizes, rope=hparams.rope(ROPE_NEOX, sizes["d_head"], factors=""), bias=True, out_bias=True)
     return _described(hparams, attention, Dense(hparams.n_ff, "relu_sqr", bias=True))
 
 

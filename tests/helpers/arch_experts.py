@@ -10,6 +10,7 @@ from helpers.arch_notation import (
     PICKED,
     POSTS,
     QKV,
+    QKV_B,
     SHARED,
     TOP_B,
 )
@@ -197,6 +198,6 @@ MORE = {
                 "attention.kv_lora_rank": "KL", "attention.value_length": "VD"})),
     "talkie": (QKV + "attn_q_norm=H,1 layer_output_scale=1 " + GATED, dict(
         top="token_embd=V,D output=V,D ", hd=32, must_untie=True, kv={"logit_scale": 2.0})),
-    "jais2": (NORMS_B + QKV.replace("=Q,D", "+b=Q,D", 1).replace("output=", "output+b=") +
+    "jais2": (NORMS_B + QKV_B.replace("output=", "output+b=") +
               "ffn_up+b=F,D ffn_down+b=D,F ", dict(top=TOP_B, eps="ln", square=True)),
 }

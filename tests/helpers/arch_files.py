@@ -201,7 +201,8 @@ MORE = {
     "qwen": (NORMS + "attn_qkv+b=Q+2*KV,D attn_output=D,Q " + GATED.replace("F", "F//2"), dict(
         square=True, mha=True, must_untie=True)),
     "qwen2vl": (NORMS + QKV_B + GATED, dict(square=True, kv={      # llama.cpp leaves the epsilon out
-        "rope.dimension_sections": [2, 3, 3, 0], "attention.layer_norm_rms_epsilon": 1e-8})),
+        "rope.dimension_sections": lambda c: [c.hd // 8, 3 * c.hd // 16, 3 * c.hd // 16, 0],
+        "attention.layer_norm_rms_epsilon": 1e-8})),
     "plamo": ("attn_norm=D " + QKV + GATED, dict(square=True, must_untie=True)),
     "refact": (NORMS + QKV + GATED, dict(square=True, rot=0, tied=True)),
     "xverse": (NORMS + QKV + GATED, dict(square=True, must_untie=True)),
