@@ -99,7 +99,8 @@ def write_problem(file, ids, lower, upper, size, offsets=None):
 
 
 def defused(cell):
-    """A cell for a table program, which would compute what begins with = + - @; numbers stay numbers."""
+    """A cell that no spreadsheet takes for a formula: text that begins with = + - @ gets an apostrophe; numbers
+    stay."""
     if not isinstance(cell, str) or cell[:1] not in ("=", "+", "-", "@"):
         return cell
     try:

@@ -29,9 +29,10 @@ from ggjit.ops.core.record import T_NB, T_NE, T_TYPE
 _GGML = PlanOptions()
 REMEMBERED = 8                  # plans of "best" that are kept
 ASKED = ("id", "view", "view_offs", "flags", "size", "buft")
-LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]       # what aliasing reads of a table row
+# words of a table row that the aliasing pass reads
+LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]
 
-_remembered = collections.OrderedDict()         # {what was asked: GraphPlan}, the one used last at the end
+_remembered = collections.OrderedDict()         # {request and options: GraphPlan}, the most recently used last
 _remembering = ForkLock()
 
 

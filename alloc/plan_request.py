@@ -64,7 +64,7 @@ class PlanRequest:
         rows = np.unique(np.concatenate([ids, links[links >= 0]]))
         ids = np.searchsorted(rows, ids)
         table = self.table[rows]
-        table[:, LINKS] = -1            # what lies outside the graph is memory
+        table[:, LINKS] = -1            # a source outside the graph is plain memory: its own sources do not matter
         links[links >= 0] = np.searchsorted(rows, links[links >= 0])
         table[ids[:, None], LINKS] = links
         return dataclasses.replace(self, table=table, node_ids=ids[:n], leaf_ids=ids[n:],

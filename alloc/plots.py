@@ -174,7 +174,7 @@ def zoomable(report, colour="op", top=None):
         f"<div style='max-width:{LEFT + WIDTH + 28}px'><style>{_zoom_rules(report, mark)}</style>"
         f"<small>zoom </small>{choice}<div style='font:bold 10px sans-serif;padding:4px 0 8px {LEFT}px'>"
         f"{html.escape(_numbers(report))}</div>"
-        # a column turned round shows its end first: the lowest addresses
+        # a reversed column scrolls to its end at first: the lowest addresses
         f"<div class='gp' style='display:flex;flex-direction:column-reverse;overflow-y:auto;padding-top:6px;"
         f"max-height:{HEIGHT + FOOT_HEIGHT + 18}px'><div style='display:flex'>"
         f"<svg class='gy' width='{LEFT}' style='flex:none;overflow:visible' {FONT}>{offsets}<text x='13' y='100%' "

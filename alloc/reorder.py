@@ -13,7 +13,7 @@ from ggjit.ops.core.host_memory import oom_guard
 
 ALIGNMENT = 32                  # bytes; what plan_graph pads to
 PLAN_NODES = 5000               # nodes of the search for offsets of an order; most are at their bound at once
-VARIANTS, MOVES = 8, 500        # orders with as few live bytes that are placed where the first has a gap
+VARIANTS, MOVES = 8, 500        # so many variants of an order are placed if its plan is above the most live bytes
 
 
 def padded(sizes):

@@ -23,7 +23,7 @@ from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_file import whole_file, write_whole
 
 MAX_TWICE = 500                 # buffers of a plan whose picture a notebook gets in both colourings
-CROWDED = 60                    # buffers of a plan whose picture has more to see than fits beside each other
+CROWDED = 60                    # plans with more buffers get a picture that zooms
 LISTED, MOVES = 10, 200         # tensors that a Diff names one by one in a text, and in a notebook
 
 
@@ -91,7 +91,8 @@ def saving(planner, plan_with, best=None):
     if planner == "best":
         return Saving(planner, {"best": best.peak}, {"best": best.seconds})
     plans, seconds = {planner: plan_with(planner), "best": best}, {"best": best.seconds}
-    for name in (planner, "best")[:1 + (best.peak == best.lower_bound)]:        # above it, the search took its time
+    # if the peak is above it, the search used all its time
+    for name in (planner, "best")[:1 + (best.peak == best.lower_bound)]:
         t0 = time.thread_time()                 # the second call is timed: the first loads code
         plan_with(name)
         seconds[name] = time.thread_time() - t0

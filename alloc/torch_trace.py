@@ -75,7 +75,7 @@ def _buffers(events, segments, device):
             k = held.release(at)
             if k is not None:
                 found.upper[k] = max(i, found.lower[k] + 1)
-            elif size:                          # it was there before the trace began
+            elif size:                          # memory from before the trace began
                 found.add(0, max(i, 1), size)
     mine = [s for s in segments if isinstance(s, dict) and s.get("device", device) == device]
     if changes or mine:

@@ -15,7 +15,7 @@ from ggjit.api.rematerialize import Rematerialized
 from ggjit.models import load_model, smollm2_path
 from ggjit.models.files.minilm import minilm_path
 
-SHARES = 1.0, 0.75, 0.5, 0.4, 0.3, 0.25
+SHARES = 1.0, 0.84, 0.5, 0.3, 0.25
 REPEATS = 3
 
 

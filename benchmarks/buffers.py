@@ -18,7 +18,7 @@ from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.graphs.requests import asked_for
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.models.networks.memory import unique_memory
+from ggjit.models.networks.base.memory import unique_memory
 from ggjit.models.networks.peak import null_network
 from ggjit.ops.core.errors import GgjitError
 

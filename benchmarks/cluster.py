@@ -41,8 +41,8 @@ from benchmarks import llama_rpc
 from benchmarks.worker import EngineError, Missing
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
-from ggjit.models.networks.device_map import ROOM
 from ggjit.models.networks.load import EMBEDDED
+from ggjit.models.networks.placement.device_map import ROOM
 
 NBYTES, FRAME, LARGE, GIB = 8 << 10, 4 << 20, 64 << 20, 1 << 30
 ECHO = """

@@ -72,7 +72,8 @@ def main(argv=None):
     tools = pathlib.Path(os.environ.get("GGJIT_SHARED", ROOT.parent / "shared"), "tools")
     if not tools.is_dir():
         p.error(f"{tools} is not there; GGJIT_SHARED names the folder of the reference data")
-    names = args.names or sorted(random.Random(args.seed).sample(sorted(DECODERS | ENCODERS), args.sample))
+    drawn = sorted({*DECODERS, *ENCODERS} - {"gptj"})               # of which llama.cpp has no network
+    names = args.names or sorted(random.Random(args.seed).sample(drawn, args.sample))
     ours, peer = Worker("ours", OMP_NUM_THREADS="1"), Worker("peer", OMP_NUM_THREADS="1")
     for engine in (ours, peer):
         engine.ask("use_clock", "cpu")

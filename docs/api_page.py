@@ -13,9 +13,9 @@ from ggjit.display.drawing import Drawing
 from ggjit.display.explorer import Explorer
 from ggjit.graphs.graph_plan import Plan
 from ggjit.models.networks import peak
-from ggjit.models.networks.decoder import Decoder
-from ggjit.models.networks.encoder import Encoder
-from ggjit.models.networks.silero import SileroVad
+from ggjit.models.networks.sounds.silero import SileroVad
+from ggjit.models.networks.texts.decoder import Decoder
+from ggjit.models.networks.texts.encoder import Encoder
 from ggjit.ops.core.spec import builders
 from ggjit.ops.core.types import Type
 from ggjit.profiling.nodes import NodeTime

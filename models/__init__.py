@@ -22,13 +22,13 @@ from ggjit.models.files.rewrite import edit_gguf, quantize_gguf
 from ggjit.models.files.save import save_gguf, save_safetensors
 from ggjit.models.files.smollm2 import smollm2_path
 from ggjit.models.networks.bulk import embed_texts, generate_texts
-from ggjit.models.networks.device_map import token_seconds
 from ggjit.models.networks.diff import diff
 from ggjit.models.networks.evaluate import measure_imatrix, perplexity
 from ggjit.models.networks.finetune import finetune
 from ggjit.models.networks.fit import fit
 from ggjit.models.networks.load import load_model
-from ggjit.models.networks.silero import load_vad
-from ggjit.models.networks.steering import make_control_vector
-from ggjit.models.networks.tensor_split import tensor_split
+from ggjit.models.networks.parts.steering import make_control_vector
+from ggjit.models.networks.placement.device_map import token_seconds
+from ggjit.models.networks.placement.tensor_split import tensor_split
+from ggjit.models.networks.sounds.silero import load_vad
 from ggjit.models.speech.speech import load_speech

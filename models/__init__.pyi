@@ -201,8 +201,9 @@ def load_model(path: _Path | None = None, backend: str | Backend = "CPU", n_thre
 def finetune(model: _Path | None = None, data: _Path | Sequence[int] | npt.NDArray[Any] | None = None,
              out: _Path | None = None, rank: int = 8, alpha: float | None = None, targets: Sequence[str] | None = None,
              n_ctx: int | None = None, memory: int | None = None, epochs: int | None = None, steps: int | None = None,
-             lr: float | Callable[[int], float] = 2e-4, batch: int = 1, seed: int = 0, n_threads: int | None = None,
-             checkpoint: _Path | None = None, callback: Callable[[History], Any] | None = None, progress: bool = True,
+             lr: float | Callable[[int], float] | None = None, batch: int = 1, seed: int = 0,
+             n_threads: int | None = None, checkpoint: _Path | None = None,
+             callback: Callable[[History], Any] | None = None, progress: bool = True,
              on_plan: Callable[[_Finetuning], Any] | None = None, force: bool = False,
              sample: str | None = None) -> History: ...
 def embed_texts(model: _Path, texts: Sequence[str], cluster: Any = None, keep: _Path | None = None, n_part: int = 32,
@@ -354,7 +355,7 @@ def quantize_gguf(path: _Path, out: _Path, type: str | Type, imatrix: _Path | _I
                   requantize: bool = False, keep_split: bool = False, max_nbytes: int | None = None,
                   force: bool = False, progress: bool = True) -> dict[str, Any]: ...
 def convert_folder(folder: _Path, out: _Path, type: str = "AUTO", pre: str | None = None, vocabulary: bool = True,
-                   force: bool = False, progress: bool = True) -> dict[str, Any]: ...
+                   force: bool = False, progress: bool = True, mmproj: _Path | None = None) -> dict[str, Any]: ...
 def edit_gguf(path: _Path, out: _Path, set_keys: Mapping[str, Any] | None = None, remove_keys: Sequence[str] = (),
               rename: Mapping[str, str] | None = None, set_types: Mapping[str, str | Type] | None = None,
               max_nbytes: int | None = None, force: bool = False, progress: bool = True,

@@ -83,10 +83,10 @@ def hidden():
     from ggjit.graphs.graph_plan import Plan
     from ggjit.models.files.control_vector import ControlVector
     from ggjit.models.files.imatrix import Imatrix, ImportanceSums
-    from ggjit.models.networks.inside import Capturing
-    from ggjit.models.networks.network import Network
-    from ggjit.models.networks.pictures import AttentionMaps, HiddenStates, LogitLens
-    from ggjit.models.networks.silero import SileroVad
+    from ggjit.models.networks.base.network import Network
+    from ggjit.models.networks.inside.inside import Capturing
+    from ggjit.models.networks.inside.pictures import AttentionMaps, HiddenStates, LogitLens
+    from ggjit.models.networks.sounds.silero import SileroVad
     from ggjit.models.speech.speech import Speech
     from ggjit.models.speech.streaming import LiveTranscript
     from ggjit.models.speech.transcript import Language, Segment, Transcript

@@ -23,7 +23,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.models.files.save import save_gguf
 from ggjit.models.networks.load import load_model
-from ggjit.models.networks.training import TokenLoss
+from ggjit.models.networks.parts.training import TokenLoss
 from ggjit.ops.core.errors import extra
 
 N_VOCAB, N_EMBD, N_FF, N_HEAD, N_HEAD_KV, N_LAYER, N_CTX = 2048, 128, 352, 4, 2, 4, 256

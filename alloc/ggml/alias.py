@@ -17,7 +17,7 @@ from ggjit.ops.native.jit import exact, native
 
 MODERN, THROUGH_VIEWS = 0, 1
 
-# why a node was not computed in place: the source that came nearest decides
+# why a node was not computed in place; of several sources, the one that met most conditions decides
 (IN_PLACE, NOTHING_TO_PLACE, OP_CANNOT, NO_SOURCE, SRC_EXTERNAL, SRC_OUTPUT, SRC_LAYOUT, SRC_SHARED, SRC_VIEWED,
  SRC_IS_VIEW) = range(10)
 CAUSE_TEXT = (
@@ -64,7 +64,7 @@ def new_allocation(g, i, buft, size, step):
 
 @exact
 def _take_over(g, i, root, step):
-    """Node i gets root's allocation; what it does not need is given back."""
+    """Node i takes over root's allocation; bytes beyond its own size are given back."""
     a = g.tensor[root].alloc
     g.tensor[i].alloc = a
     g.tensor[root].own = 0
@@ -102,7 +102,7 @@ def _reuse(g, i, p, step):
     if cause == IN_PLACE:
         _take_over(g, i, root, step)
         return True
-    if cause > g.tensor[i].cause:                # the source that came nearest is blamed
+    if cause > g.tensor[i].cause:                # the cause of the source that met most conditions is kept
         g.tensor[i].cause = cause
         g.tensor[i].cause_src = p
     return False
@@ -126,7 +126,7 @@ def _allocate(g, i, buft, step):
 
 @exact
 def _free(g, i, step):
-    """Give tensor i's memory back, unless it is an output (or was handed on)."""
+    """Give tensor i's memory back, unless it is an output or another node took it over."""
     if g.tensor[i].flags & col.OUTPUT or not g.tensor[i].own:
         return
     a = g.tensor[i].alloc
@@ -165,7 +165,7 @@ def _count(g):
 
 @exact
 def _release(g, p, step):
-    """One use of p is over."""
+    """Count one use of tensor p less, and free it after the last."""
     g.tensor[p].kids -= 1
     if g.tensor[p].kids != 0 or g.tensor[p].views != 0:
         return

@@ -33,13 +33,14 @@ def _first(x, y, offs, size):
 
 @exact
 def _insert(x, root, child, offs, size):
-    """Hole x into the tree.  child: the lower and the higher child of entry e at 2e, 2e + 1; root: where the top is."""
+    """Put hole x into the tree.  child: the lower and the higher child of entry e at 2e, 2e + 1; root: where the top
+    is."""
     at = root
     while child[at] != NONE and _priority(child[at]) >= _priority(x):
         at = 2 * child[at] + int(_first(child[at], x, offs, size))
     rest, child[at] = child[at], x
     low, high = 2 * x, 2 * x + 1
-    while rest != NONE:                         # what stood there goes to the two sides of x
+    while rest != NONE:                         # the subtree that stood there is divided between the two sides of x
         if _first(rest, x, offs, size):
             child[low], low = rest, 2 * rest + 1
             rest = child[low]
@@ -51,7 +52,7 @@ def _insert(x, root, child, offs, size):
 
 @exact
 def _remove(x, root, child, offs, size):
-    """Hole x out of the tree."""
+    """Take hole x out of the tree."""
     at = root
     while child[at] != x:
         at = 2 * child[at] + int(_first(child[at], x, offs, size))
@@ -79,7 +80,7 @@ def _smallest(need, root, child, size):
 
 @exact
 def _unlink(x, before, after):
-    """Entry x out of the list."""
+    """Take entry x out of the list of memory in order of addresses."""
     p, q = before[x], after[x]
     before[q] = p
     if p != NONE:
@@ -88,7 +89,7 @@ def _unlink(x, before, after):
 
 @exact
 def _link(x, y, before, after):
-    """Entry x into the list, in front of y."""
+    """Put entry x into that list in front of y."""
     before[x], after[x] = before[y], y
     if before[y] != NONE:
         after[before[y]] = x
@@ -104,7 +105,7 @@ def best_fit(events, n_ev, size_, n, off):
     offs, size, is_hole = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), np.zeros(n + 1, np.uint8)
     before, after = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64)
     child, entry = np.empty(2 * n + 3, np.int64), np.full(n, UNSEEN, np.int64)
-    spare, n_spare, n_used, n_taken = np.empty(n, np.int64), 0, 0, 0    # entries that merged; those in use lie close
+    spare, n_spare, n_used, n_taken = np.empty(n, np.int64), 0, 0, 0    # numbers of merged entries, used again first
     before[tail], offs[tail], child[root], peak = NONE, 0, NONE, np.int64(0)
     for k in range(n_ev):
         i = abs(ev[k]) - 1

@@ -23,7 +23,7 @@ TENSOR = np.dtype([(field, "i8") for field in (
 ALLOCATION = row(
     "first",                    # local tensor that created it
     "lo", "hi",                 # first step it is live, and first it is dead (n_steps: never freed)
-    "size", "left",             # bytes, padded; those left after trims
+    "size", "left",             # bytes, padded; bytes that remain after parts were given back
     "buft", "chunk", "offs")    # where the free list put it
 EVENT = row("kind", "alloc", "nbytes", "step")
 GRAPH = JitRecord(
@@ -35,7 +35,8 @@ GRAPH = JitRecord(
     has_own="i64", own="i64[m * has_own]",                      # tensors whose buffer is the allocator's own (2023)
     n_outputs="i64", outputs="i64[n_outputs]",                  # ids kept to the end, whether in the graph or not
     tensor=(TENSOR, "m"), allocation=(ALLOCATION, "m"), event=(EVENT, "3 * m"),
-    count=row("allocations", "events", "a", "b", "at"))         # a, b, at: what a pass that failed met
+    # a, b, at: the tensors or position at which a pass failed
+    count=row("allocations", "events", "a", "b", "at"))
 graph_at = GRAPH.at
 
 NONE, FOREIGN = -1, -2          # no tensor; a tensor outside the graph that has memory of its own

@@ -65,7 +65,7 @@ def _describe(g, id_, root):
 
 @exact
 def _number(g, slots, mask):
-    """Ids into the slots; columns start at nothing."""
+    """Enter the ids into the slots, and set all columns to their initial values."""
     for i in range(g.m):
         id_ = g.tensor[i].id
         g.count.a = g.count.b = id_
@@ -84,7 +84,7 @@ def _number(g, slots, mask):
 
 @exact
 def _find_roots(g, slots, mask):
-    """VIEW, VOFFS and FLAGS."""
+    """Fill VIEW, VOFFS and FLAGS."""
     for i in range(g.m):
         id_ = g.tensor[i].id
         g.count.a = id_
@@ -104,7 +104,7 @@ def _find_roots(g, slots, mask):
 
 @exact
 def _find_sources(g, slots, mask):
-    """SRC of the nodes; those that are not in the graph must have memory."""
+    """Fill SRC of the nodes; sources that are not in the graph must have memory."""
     for i in range(g.n_nodes):
         r = g.tensor[i].id * rec.T_WORDS
         g.count.a = g.tensor[i].id

@@ -248,7 +248,7 @@ def _most_live(events, a_size, keep):
     kind, a, nbytes = ev[:, 0], ev[:, 1], ev[:, 2]
     delta = np.where(kind == col.EV_ALLOC, nbytes, -nbytes)
     left = {}
-    for k in np.flatnonzero(kind == col.EV_TRIM):          # rare: nbytes is what stays
+    for k in np.flatnonzero(kind == col.EV_TRIM):          # trims are rare; their nbytes are the bytes that stay
         before = left.get(a[k], a_size[a[k]])
         delta[k], left[a[k]] = nbytes[k] - before, nbytes[k]
     return int(np.cumsum(delta).max(initial=0))

@@ -15,8 +15,9 @@ from ggjit.alloc.offsets import greedy
 from ggjit.alloc.offsets.search import FOUND, RULES, CanonicalSearch
 from ggjit.alloc.offsets.sections import Instance
 
-SHARES = (0.75, 0.8, 0.85, 0.9, 0.95)   # of the goal, from which on a moment is crowded: the next where a search fails
-MANY = 512                      # buffers from which on it pays to look for stretches
+# a section is crowded from this share of the goal on; the next share is tried where a search fails
+SHARES = (0.75, 0.8, 0.85, 0.9, 0.95)
+MANY = 512                      # problems with fewer buffers are not searched by stretches
 MOST = 1000                     # buffers of a stretch that is searched as one
 NODES = 4                       # nodes of a search, per buffer
 
@@ -25,7 +26,8 @@ def stretches(inst, least):
     """[buffers of a stretch] whose sections of more than `least` bytes no buffer joins."""
     crowded = np.concatenate([[0], np.cumsum(inst.totals > least)])
     touch = np.flatnonzero(crowded[inst.shi] > crowded[inst.slo])
-    crossed = np.zeros(inst.ns + 1, np.int64)               # by buffers, border before each section
+    # [number of buffers that live across the border before a section]
+    crossed = np.zeros(inst.ns + 1, np.int64)
     np.add.at(crossed, inst.slo[touch] + 1, 1)
     np.subtract.at(crossed, inst.shi[touch], 1)
     number = np.cumsum(np.cumsum(crossed) == 0)[inst.slo[touch]]

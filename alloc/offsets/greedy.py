@@ -17,7 +17,7 @@ DENSE = 3000                    # up to this many buffers a scan of all placed o
 FIT = JitRecord(
     "FitRecord",
     n="i64", ns="i64", order="i64[n]", lower="i64[n]", upper="i64[n]", size="i64[n]", offset="i64[n]",
-    n_placed="i64",             # that many of the order keep their offsets
+    n_placed="i64",             # the first so many buffers of the order keep their offsets
     coarse="i64",               # of `descent`
     limit="i64", stop="i64[1]")     # a pass ends, and returns the limit, once the peak reaches it or the word is set
 fit_at = FIT.at
@@ -171,9 +171,9 @@ MANY = 16                       # number of windows from which on a queue per wi
 WIDE = 4                        # a buffer wider than 1/WIDE of a window makes windows useless
 STEPS, TURN = 1024, 16          # steps of offsets up to the lower bound, and those a window goes ahead of the others
 LARGE = 8192                    # buffers from which on offsets are taken in steps, where none is wide
-BLOCK, GROUP = 64, 1024         # sections whose highest top is kept beside the tops
-FEW = 16                        # a list shorter than this part of a window is sorted by comparing
-PATIENCE = 4096                 # buffers that are tried between two looks at the clock
+BLOCK, GROUP = 64, 1024         # sections of a block, and of a group, whose largest top is kept
+FEW = 16                        # lists shorter than 1/FEW of a window are sorted by comparison
+PATIENCE = 4096                 # buffers between two looks at the stop word
 # of `descent`, by window and in it by rank: a buffer, its place in the queue, the section that was its highest
 ROW_LO, ROW_HI, ROW_SIZE, ROW_KEY, ROW_NEXT, ROW_AT, ROW_ID = range(7)
 ROW = 8                         # words: a line of the processor's cache
@@ -296,7 +296,7 @@ def _least_waiting(row, head):
 
 @exact
 def _come_out(row, head, c, last, due, marks, first, end):
-    """Take list c apart now that `last` is the least offset: those that wait for it go to due, by rank.
+    """Distribute list c anew, `last` being the least offset now: buffers that wait for `last` go to due, by rank.
 
     first, end: the window's rows; marks: a bit for each, all 0."""
     m, r = 0, head[c]
@@ -356,7 +356,7 @@ def descent(address):
     while left > 0:
         for w in range(n_windows):
             head, last, m, first = heads[w], lasts[w], 0, begin[w]
-            if end == 0:                        # at first all wait for offset 0
+            if end == 0:                        # at first all buffers wait for offset 0
                 m = begin[w + 1] - first
                 for k in range(m):
                     due[k] = first + k

@@ -36,12 +36,12 @@ from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import CACHE
 
-COARSE = 32                     # the bisection's node limit is that much smaller than the one at the goal
-LOCAL = 2                       # of the moves of local search, over the nodes of the searches between
-LOCAL_BESIDE_TILES = 1 / 4      # the same where the tiling search takes part, which finds more
-TILES = 16                      # nodes of the tiling search at a capacity, over those of a rule's search
-KEPT = 7                        # capacities whose tries go on where they ended
-MOVES = 2000                    # of a walk of the local search before results are looked at
+COARSE = 32                     # the bisection's node limit is the limit at the goal divided by this
+LOCAL = 2                       # moves of the local search, as a multiple of the search nodes spent between its turns
+LOCAL_BESIDE_TILES = 1 / 4      # the same where the tiling search runs, which is more successful
+TILES = 16                      # nodes of the tiling search at a capacity, as a multiple of those of a rule's search
+KEPT = 7                        # capacities at which the tiling search continues its last try
+MOVES = 2000                    # moves of a local search between two looks at its results
 
 FITS, DOES_NOT_FIT, NOT_FOUND = "fits", "does not fit", "not found in time"
 
@@ -151,19 +151,19 @@ class Planner:
         self.proved = inst.lower_bound
         self.ranks = {}
         self.best, self.offsets = ggml_best_fit(inst, events)
-        self.prepared = self.clock.used         # to sort the buffers takes less than all up to here
+        self.prepared = self.clock.used         # sorting the buffers takes less time than everything up to here
         self.ggml_peak = self.best
         self.how = "ggml"
         self.trace = [(self.clock.used, self.best, self.how)]
 
     @property
     def spent(self):
-        """Whether time, or the nodes, are used up."""
+        """Whether the time, or the number of nodes, is used up."""
         return self.nodes >= self.node_limit if self.node_limit is not None else self.clock.left <= 0
 
     @property
     def short(self):
-        """Whether what is left is too little for a step that looks at no clock: no phase begins then."""
+        """Whether too little time is left to begin another phase: its preparation does not look at the clock."""
         return self.spent or self.node_limit is None and self.clock.left < 2 * self.prepared
 
     def rank(self, name):

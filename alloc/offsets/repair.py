@@ -18,8 +18,8 @@ from ggjit.ops.native.records import JitRecord, row
 
 DENSE = 2048                    # bytes (in the common unit of the sizes) up to which every offset has a price
 MAX_TABLE = 1 << 22             # prices of buffers at offsets
-RISE = 16                       # of a pair's price a byte, which is 1 at first, in the table
-WALKS = 1                       # layouts that are repaired at a time
+RISE = 16                       # added to the price per shared byte of a pair, which begins at 1 (with the table)
+WALKS = 1                       # number of layouts repaired side by side
 PATIENCE = 1_000_000            # moves of a walk without success before it starts anew, with another capacity
 MAX_PAIRS = 8_000_000           # overlapping pairs of buffers; larger problems are not repaired
 FAR = np.int64(1) << np.int64(62)
@@ -28,10 +28,12 @@ FAR = np.int64(1) << np.int64(62)
 WALK = JitRecord(
     "WalkRecord",
     n="i64", cap="i64", n_moves="i64", stop="i64[1]", size="i64[n]", offset="i64[n]",
-    ptr="i64[n + 1]", adj="i64[ptr[n]]", back="i64[ptr[n]]",        # who meets a buffer; where the other's list has it
-    weight="i64[ptr[n]]",                               # price of a byte that such a pair shares
+    # CSR lists of the buffers alive together with a buffer; place of the pair in the other's list
+    ptr="i64[n + 1]", adj="i64[ptr[n]]", back="i64[ptr[n]]",
+    weight="i64[ptr[n]]",                               # price of each byte that such a pair shares
     state="i64[2]",                                     # of the draws, and moves made: goes on from call to call
-    n_under="i64[n] = 0", listed="i64[n]", place="i64[n] = -1",     # those that lie on something, and where in the list
+    # how many pairs buffer i overlaps; list of overlapping buffers; place of i in that list
+    n_under="i64[n] = 0", listed="i64[n]", place="i64[n] = -1",
     n_prices="i64", price="i64[n_prices] = 0",          # of buffer i at its offset o: place i (cap + 1) + o
     least="i64[n] = -1",                                # price of its cheapest other offset; -1: not known
     count=row("listed"))
@@ -77,7 +79,7 @@ def _meet(w, i, o, j):
 
 @exact
 def _list(w, i, lies):
-    """Bring the list of those that lie on something up to date for buffer i."""
+    """Bring the list of overlapping buffers up to date for buffer i."""
     if lies and w.place[i] < 0:
         w.place[i], w.listed[w.count.listed] = w.count.listed, i
         w.count.listed += 1
@@ -90,7 +92,7 @@ def _list(w, i, lies):
 # ---------------------------------------------------------------- prices where they are asked for
 @exact
 def _price(w, i, o):
-    """What buffer i pays at offset o."""
+    """The price of buffer i at offset o: that of all bytes it would share with others."""
     total, top = np.int64(0), o + w.size[i]
     for k in range(w.ptr[i], w.ptr[i + 1]):
         j = w.adj[k]
@@ -100,7 +102,8 @@ def _price(w, i, o):
 
 @exact
 def _cheapest_end(w, i):
-    """(price, offset) of the cheapest of 0, the highest and those at an end of another, but where it is."""
+    """(price, offset) of the cheapest of these offsets, its own left out: 0, the highest, and those next to another
+    buffer."""
     best, at, n_ties = FAR, np.int64(-1), 0
     for c in range(2 * w.ptr[i] - 2, 2 * w.ptr[i + 1]):
         own, low = c < 2 * w.ptr[i], c & 1 == 0
@@ -119,7 +122,7 @@ def _cheapest_end(w, i):
 
 @exact
 def _move(w, i, o):
-    """Buffer i goes to offset o."""
+    """Move buffer i to offset o."""
     for k in range(w.ptr[i], w.ptr[i + 1]):
         j = w.adj[k]
         by = int(_meet(w, i, o, j)) - int(_meet(w, i, w.offset[i], j))
@@ -133,9 +136,9 @@ def _move(w, i, o):
 
 @native("i64(i64)")
 def repair(address):
-    """Move buffers of a WALK record until none lies on another, at most n_moves times; returns how many still do.  One
-    that lies on something is drawn, goes to its cheapest end, and pays more for what it lies on when that gains
-    nothing."""
+    """Move buffers of a WALK record until none lies on another, at most n_moves times; returns how many still do.  An
+    overlapping buffer is drawn and moved to its cheapest offset next to another; where that gains nothing, the prices
+    of its overlaps rise."""
     w = walk_at(address)
     for i in range(w.n):
         w.offset[i] = min(w.offset[i], w.cap - w.size[i])
@@ -218,7 +221,7 @@ def _list_by_price(w, i):
 
 @exact
 def _move_in_table(w, i):
-    """Buffer i goes to one of its cheapest offsets."""
+    """Move buffer i to one of its cheapest offsets."""
     old, new = w.offset[i], _one_at(w, i, w.least[i])
     w.offset[i], w.least[i] = new, -1
     for k in range(w.ptr[i], w.ptr[i + 1]):
@@ -232,7 +235,7 @@ def _move_in_table(w, i):
 
 @exact
 def _raise_prices(w):
-    """Every pair that lies on one another pays more."""
+    """Raise the price of every overlapping pair."""
     for c in range(w.count.listed):
         i = w.listed[c]
         for k in range(w.ptr[i], w.ptr[i + 1]):

@@ -55,11 +55,14 @@ SEARCH = JitRecord(
     member_ptr="i64[ns + 1]", member="i64[member_ptr[ns]]",         # buffers that are alive in section s
     order="i64[n]", rule="i64", cap="i64", node_limit="i64", stop="i64[1]",
     offset="i64[n]",                                                # the result; -1: not placed
-    least="i64[n] = 0", lifted_at="i64[n] = 0",                     # least offset, + BIG when placed; stamp of its lift
-    total="i64[ns] = 0", crossing="i64[ns + 1] = 0",                # unplaced bytes; unplaced buffers across a border
-    floor="i64[ns] = 0", floor_of="i64[ns] = -1",                   # least offset in a section, one that has it
+    # lowest possible offset, + BIG when placed; stamp of the step that raised it last
+    least="i64[n] = 0", lifted_at="i64[n] = 0",
+    # unplaced bytes of a section; unplaced buffers that live across the border before it
+    total="i64[ns] = 0", crossing="i64[ns + 1] = 0",
+    # lowest possible offset in a section, and a buffer that has it
+    floor="i64[ns] = 0", floor_of="i64[ns] = -1",
     frame=(FRAME, "2 * n + 8"), n_list="i64", list="i64[n_list]", key=(KEY, "n"),
-    # the trail: what lifts and placements replaced, and how many rows of each there are
+    # the trail, from which decisions are taken back: the values that lifts and placements replaced, and their counts
     lifts=(row("buffer", "least"), "adj_ptr[n] + 1"), placed="i64[n + 1]",
     n_floors="i64", floors=(row("section", "floor", "buffer"), "n_floors"),
     count=row("lifts", "floors", "placed", "list", "frames", "stamp", "nodes", "most_placed"))
@@ -124,7 +127,8 @@ def _place(s, i, o):
     """Put i at offset o; returns 1 when a border between two sections became free."""
     c, z = s.count, s.size[i]
     s.offset[i] = o
-    s.least[i] += BIG                           # a placed buffer is beyond every comparison
+    # larger than any offset, so that a placed buffer never has the least one
+    s.least[i] += BIG
     s.placed[c.placed] = i
     c.placed += 1
     for x in range(s.lower[i], s.upper[i]):
@@ -162,7 +166,8 @@ def _undo(s, f):
 
 @exact
 def _lift_neighbours(s, i, h):
-    """Lift unplaced neighbours of i to h; returns (whether there is one, first section of the lifted, end)."""
+    """Raise the lowest possible offset of unplaced neighbours of i to h; returns (was there one, their first section,
+    end)."""
     lo, hi, above = s.lower[i], s.upper[i], 0
     n, stamp = s.count.lifts, s.count.stamp
     for k in range(s.adj_ptr[i], s.adj_ptr[i + 1]):
@@ -196,8 +201,8 @@ def _least_in(s, x, enough):
 
 @exact
 def _raise_floors(s, i, lo, hi):
-    """Bring the floors of sections [lo, hi) up to date after i was placed; 1 fine, 0 some section cannot hold its
-    rest, -1 the trail is full."""
+    """Update the lowest possible offsets of sections [lo, hi) after i was placed.  1: done; 0: some section cannot hold
+    its unplaced bytes; -1: the trail is full."""
     o, ok, stamp = s.offset[i], 1, s.count.stamp
     h = o + s.size[i]
     for x in range(lo, hi):
@@ -241,7 +246,7 @@ def _candidate(s, f):
 
 @exact
 def _sections_hold(s, lo, hi, o):
-    """Whether every section of [lo, hi) can take what is left of it at or above offset o."""
+    """Whether the unplaced bytes of every section of [lo, hi) fit at or above offset o."""
     bad = 0
     for x in range(lo, hi):
         bad |= max(s.floor[x], o) + s.total[x] > s.cap
@@ -250,7 +255,7 @@ def _sections_hold(s, lo, hi, o):
 
 @exact
 def _room_above(s, i, h):
-    """Sections of i: whatever is left there has to go above h."""
+    """Whether the unplaced bytes of all sections of buffer i fit above offset h."""
     z = s.size[i]
     for x in range(s.lower[i], s.upper[i]):
         rest = s.total[x] - z
@@ -319,7 +324,8 @@ def _list_members(s, p, f):
     fr, c = s.frame, s.count
     first, end, at, top = fr[p].first, fr[p].end, fr[p].key, c.list
     if fr[f].lo == fr[p].lo and fr[f].hi == fr[p].hi:
-        if 2 * (fr[p].left - 1) > end - first:  # else worth a list without the placed ones
+        # else most members are placed, and a list of its own without them is faster
+        if 2 * (fr[p].left - 1) > end - first:
             fr[f].first, fr[f].end, fr[f].left = first, end, fr[p].left - 1
             return True
     if top + end - first > s.n_list:
@@ -373,7 +379,7 @@ def _decide(s, f):
         k = _candidate(s, f)
         i = max(s.list[k], ~s.list[k]) if k >= 0 else k
         ok = k >= 0 and fr[f].above == 1
-        if ok and s.least[i] > fr[f].key:       # else checked when the frame was made
+        if ok and s.least[i] > fr[f].key:       # at key itself this was checked when the frame was made
             ok = _sections_hold(s, fr[f].lo, fr[f].hi, s.least[i])
         if not ok:
             f = fr[f].parent
@@ -432,7 +438,7 @@ def search(address):
     limit once it is not 0; nodes: search nodes; most_placed: most buffers placed at once."""
     s = search_at(address)
     _begin(s)
-    if s.stop[0] != 0:                          # whatever is above may not be whole
+    if s.stop[0] != 0:                          # the lists may be incomplete
         return NODE_LIMIT
     if not _sections_hold(s, 0, s.ns, 0):
         return INFEASIBLE

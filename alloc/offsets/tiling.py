@@ -23,10 +23,10 @@ from ggjit.alloc.offsets.greedy import NEVER
 from ggjit.ops.native.jit import exact, native
 from ggjit.ops.native.records import JitRecord, row
 
-MAX_BUFFERS = 4096              # a node looks at every section of its part
+MAX_BUFFERS = 4096              # limit, since a search node looks at every section of its part
 MAX_SPARE = 1 / 4               # of all bytes of all sections: with more to spare, other searches do better
-TRY_NODES, GROWTH, TRIES = 2000, 1.5, 64        # nodes of a try, that grow so after so many tries
-NOISE = 1.5                     # of a buffer's preference, in units of the logarithm of its area
+TRY_NODES, GROWTH, TRIES = 2000, 1.5, 64        # nodes of a try; after TRIES tries they grow by GROWTH
+NOISE = 1.5                     # random part of a buffer's preference, in units of the logarithm of its area
 FLUSH = 2.0                     # preference, in the same units, for a top that ends level with a neighbour
 N_KEYS = 1 << 16                # failed parts that are remembered, a power of two
 FOUND, NODE_LIMIT, EXHAUSTED = 1, -1, 0
@@ -45,9 +45,10 @@ TILING = JitRecord(
     liking="f64[n]", buffer_key="i64[n]", section_key="i64[ns]",    # preferences; random words
     failed=f"i64[{N_KEYS}]",                                        # keys of parts, kept between tries
     node_limit="i64", stop="i64[1]", offset="i64[n]",
-    front="i64[ns] = 0", spare="i64[ns]",                           # lowest free address; bytes that may stay unused
+    # lowest free address of a section; bytes of it that may stay unused
+    front="i64[ns] = 0", spare="i64[ns]",
     crossing="i64[ns + 1] = 0", placed="i64[n] = 0",                # unplaced buffers across a border
-    key_of="i64[ns] = 0",                       # what a part is known by: its unplaced buffers and its spare bytes
+    key_of="i64[ns] = 0",                       # hash of a part's unplaced buffers and spare bytes
     counted="i64[2 * ns + 2] = -1", n_choices="i64[2 * ns + 2] = 0",        # by end, see _narrowest_choice
     max_frames="i64", frame=(FRAME, "max_frames"),
     max_choices="i64", choice="i64[max_choices + 2 * n]", score="f64[max_choices + 2 * n]",
@@ -99,8 +100,9 @@ def _choices(s, p, q, side, n):
 
 @exact
 def _narrowest_choice(s, lo, hi, n):
-    """Choices of the end with the fewest in the part [lo, hi), short valleys first among equals; s.valley is where.
-    0: nothing can lie at one end; -1: the part is full.  Choices are written from n on.
+    """How many buffers may lie at that end of a valley in [lo, hi) where the fewest may; s.valley names the end.  Of
+    equal ends, the one of the shortest valley.  0: no buffer fits at some end; -1: the part is full.  The buffers
+    are written to choice[n:].
 
     counted, n_choices: per side and end, the other end of the valley whose choices were counted, and their number."""
     least, v = MANY, s.valley
@@ -130,7 +132,7 @@ def _narrowest_choice(s, lo, hi, n):
 
 @exact
 def _sort_choices(s, f):
-    """The choices of frame f, the likeliest first: by preference, more for a top that is level with a neighbour."""
+    """Sort the choices of frame f by preference, which is higher where the buffer's top is level with a neighbour's."""
     p, q = s.frame[f].p, s.frame[f].q
     here = s.front[p]
     for k in range(s.frame[f].first, s.frame[f].last):
@@ -150,14 +152,15 @@ def _sort_choices(s, f):
 # ---------------------------------------------------------------- moves
 @exact
 def _spare_key(s, x):
-    """What the spare bytes of section x add to the key of its part."""
+    """The contribution of section x's spare bytes to the hash of its part."""
     word = s.section_key[x] * (2 * s.spare[x] + 1)
     return word ^ ((word >> np.int64(29)) & np.int64(0x7FFFFFFFF))
 
 
 @exact
 def _apply(s, f, sign):
-    """Make (sign 1) or take back (-1) the move of frame f; what was counted at the ends of its buffer holds no more."""
+    """Make (sign 1) or take back (-1) the move of frame f; the numbers of choices counted at the ends of its buffer
+    become invalid."""
     i, by = s.frame[f].move, sign * s.frame[f].nbytes
     if i == LIFT:
         end = s.frame[f].q - 1 if s.frame[f].side == 1 else s.frame[f].p
@@ -248,7 +251,7 @@ def _open_part(s, parent, lo, hi, m):
 
 @exact
 def _begin(s):
-    """Nothing placed; frame 0 stands for that."""
+    """The state before the first decision, which is frame 0."""
     r = s.frame[0]
     r.parent, r.lo, r.hi, r.done, r.move, r.first, r.last = -1, 0, s.ns, 0, NONE, 0, 0
     for i in range(s.n):

@@ -20,11 +20,12 @@ from ggjit.alloc.orders.order_bound import NEVER_CUT, Reach, fewest_before, forc
 from ggjit.ops.core.record import T_NB, T_NE, T_TYPE
 
 Proof = collections.namedtuple("Proof", "order peak bound states")
-DEEP = 64                       # nodes to look at for a run that ends with no more bytes alive
+# longest run of nodes that is looked for behind which no more bytes are alive than before
+DEEP = 64
 CUTS = 16                       # nodes at the peaks of an order to look at for a better one, fewer in large graphs
 LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]
 MAX_STATES = 60_000             # sets of nodes that a search may visit
-LOOKS = 400_000                 # over the number of nodes: those to look at for a higher bound
+LOOKS = 400_000                 # divided by the number of nodes: how many nodes are examined for a higher bound
 
 
 class Bytes:
@@ -127,7 +128,8 @@ def _within(limit, n, nbytes, before, after, max_states):
         free = _run_down(limit, nbytes, done, live, ready, before, after)
         steps = [free] if free else [((i,), left) for i in ready for top, left in [nbytes.run(i, done, live)]
                                      if top <= limit]
-        for path, left in sorted(steps, key=lambda x: (x[1], x[0]), reverse=True):  # the fewest bytes alive come next
+        # states with the fewest live bytes are continued first
+        for path, left in sorted(steps, key=lambda x: (x[1], x[0]), reverse=True):
             now = done | sum(1 << i for i in path)
             come = {j for i in path for j in after[i] if before[j] & ~now == 0 and not now >> j & 1}
             stack.append((now, left, [j for j in ready if not now >> j & 1] + sorted(come), (way, path)))
@@ -166,7 +168,7 @@ def _by_cuts(nbytes, reach, order, bound):
 
 
 def _height(tops):
-    """(most bytes, at how many nodes)."""
+    """(the most bytes, the number of nodes at which they are alive)."""
     most = tops.max(initial=0)
     return int(most), int((tops == most).sum())
 
@@ -212,7 +214,7 @@ def least_peak(nbytes, edges, orders, max_states=MAX_STATES):
         elif whole:
             bound = limit + 1
             limit = (bound + peak) // 2
-        elif limit - bound > peak // 256:       # too much to look at: a lower limit is decided sooner
+        elif limit - bound > peak // 256:       # too many states: a lower limit is decided with fewer
             limit = (bound + limit) // 2
         else:
             limit, share = peak - 1, max_states

@@ -110,7 +110,8 @@ BEAM = JitRecord(
     state=(row("peak", "live", "set", "n_ready"), "2 * beam"),
     left="i64[2 * beam * n] = 0", uses="i64[2 * beam * m] = 0", ready="i64[2 * beam * n]",
     came=(row("node", "state"), "n * beam"),                # by step and place in the beam
-    pick=(row("peak", "live", "node", "state", "set"), "beam + 1"))             # best first; behind them a new one
+    # the best candidates in order, and behind them the new one
+    pick=(row("peak", "live", "node", "state", "set"), "beam + 1"))
 beam_at = BEAM.at
 
 
@@ -216,7 +217,8 @@ def _copy_candidate(b, to, of):
 
 @exact
 def _offer(b, k):
-    """Put the new candidate among the k best, sorted, one per executed set; returns how many there are."""
+    """Insert the new candidate into the sorted k best, of which no two have run the same set of nodes; returns their
+    number."""
     for q in range(k):
         if b.pick[q].set == b.pick[b.beam].set:
             if not _better(b, b.beam, q):
@@ -253,7 +255,7 @@ def _advance(b, q, new, i):
         if b.left[new * b.n + x] == 0:
             b.ready[new * b.n + z] = x
             z += 1
-    one = 1 if b.backward else -1               # readers seen, or to come
+    one = 1 if b.backward else -1               # uses counts readers that have run (backward) or that will run
     for j in range(MAX_SRC):
         x = b.reads[i].storage[j]
         if x < 0:
@@ -355,7 +357,7 @@ def memory_order(p, beam=8):
     Never above the given order.  Beams look first, both ways; what they found is where the exact search begins.
     """
     n, nbytes = p.n_nodes, Bytes(p)
-    p.tensors["flags"][np.flatnonzero(nbytes.stays)] |= OUTPUT        # to a schedule they are what outputs are
+    p.tensors["flags"][np.flatnonzero(nbytes.stays)] |= OUTPUT        # a schedule treats them like outputs
     edges = legal_edges(p)
     orders = [np.arange(n)]
     for backward, width in itertools.product((0, 1), sorted({1, beam})):

@@ -104,7 +104,7 @@ def fewest_before(i, nbytes, reach):
     point = dict(zip(free, range(2, 2 + len(free)), strict=True))
     place = lambda v: point[v] if v in point else 0 if have >> v & 1 else 1       # noqa: E731
     arcs, n_points, alive = [], 2 + len(free), nbytes.needs(i)
-    for v in free:                              # what has run has run all that comes before it
+    for v in free:                              # if a node has run, all nodes before it have
         arcs += [(point[v], place(a), NEVER_CUT) for a in reach.before[v] if place(a) != 0]
         arcs += [(place(b), point[v], NEVER_CUT) for b in reach.after[v] if b not in point and place(b) == 0]
     for s, size in enumerate(nbytes.own):

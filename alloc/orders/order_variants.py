@@ -18,7 +18,7 @@ WANDER = JitRecord(
     own="i64[m]", needs="i64[n]", stays="u8[m]",        # bytes of a storage, of a node's result; alive to the end
     start="i64", limit="i64",                           # bytes alive before the first node, and at most
     n_edges="i64", edge=(EDGE, "n_edges"), moves="i64", seed="i64",
-    uses="i64[m]", left="i64[m]", at="i64[n]")          # readers, those to come; step of a node
+    uses="i64[m]", left="i64[m]", at="i64[n]")          # readers of a storage, readers still to come; step of a node
 wander_at = WANDER.at
 
 
@@ -68,7 +68,8 @@ def wander(address):
     for _ in range(w.moves):
         for k in range(w.n):
             w.at[w.order[k]] = k
-        for _ in range(8):                      # xorshift; the first words of small seeds are alike
+        # xorshift: the first words are skipped, since small seeds give similar ones
+        for _ in range(8):
             x ^= x << np.uint64(13)
             x ^= x >> np.uint64(7)
             x ^= x << np.uint64(17)
@@ -83,7 +84,7 @@ def wander(address):
 
 @exact
 def _move(o, k, to):
-    """What is at step k comes to step `to`."""
+    """Move the node at step k to step `to`."""
     i = o[k]
     while k < to:
         o[k] = o[k + 1]

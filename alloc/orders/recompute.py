@@ -15,7 +15,8 @@ from ggjit.alloc.orders.schedules import AGAIN, KEEP, RECOMPUTE, SOURCE, TAKE, l
 from ggjit.ops.core.errors import ParamError
 
 RULES = ((0.0, 0.5, 0.5), (1.0, 0.5, 0.5))      # settings (a, b, c) of recompute_plans.execute
-MORE = ((0.0, 0.15, 0.0), (0.0, 0.5, 0.0), (0.0, 1.0, 0.25), (0.25, 0.15, 0.25))        # where greedy is not best
+# settings tried where greedy is not the best
+MORE = ((0.0, 0.15, 0.0), (0.0, 0.5, 0.0), (0.0, 1.0, 0.25), (0.25, 0.15, 0.25))
 LEAST_STEP = 500                        # the least reachable peak is found to 1 / this of the peak
 
 
@@ -78,7 +79,8 @@ class Recomputation:
         record = self._record(limit)
         greedy = self._polished(record, self._greedy)
         found = [greedy, *(self._polished(record, self._rule(rule)) for rule in RULES)]
-        if greedy is None or any(s is not None and s.extra < greedy.extra for s in found):  # sizes differ by much
+        # MORE settings help where sizes differ much
+        if greedy is None or any(s is not None and s.extra < greedy.extra for s in found):
             found += [self._polished(record, self._rule(rule)) for rule in MORE]
         return sorted((s for s in found if s is not None), key=lambda s: s.extra)
 

@@ -5,7 +5,8 @@ from ggjit.alloc.orders.schedules import AGAIN, KEEP, TAKE
 from ggjit.ops.native.jit import exact, i64s, native
 from ggjit.ops.native.records import JitRecord
 
-MOMENTS = 48                            # parts of the order; in each the node that most bytes wait for is looked at
+# the order is cut into so many parts; of each, the node with the most waiting bytes is examined
+MOMENTS = 48
 
 
 # ---------------------------------------------------------------- minimum cut
@@ -56,7 +57,7 @@ def _augment(c, depth):
 
 @exact
 def _blocking_flow(c):
-    """What flows from level to level until no path is left."""
+    """The flow that is added, along paths from level to level, until none is left (a phase of Dinic's algorithm)."""
     depth, u, flow = np.int64(0), c.n - 2, np.int64(0)
     for v in range(c.n):
         c.here[v] = c.first[v]

@@ -13,9 +13,10 @@ from ggjit.ops.native.jit import exact, native
 from ggjit.ops.native.records import JitRecord, row
 
 EVENTS_PER_NODE = 12                    # longest schedule that is looked for
-MAX_STALL = 32                          # rooms made without a lower peak: greedy goes in circles (found plans: 3)
+# greedy gives up after so many steps without a lower peak (plans that were found needed 3)
+MAX_STALL = 32
 
-# what the executor, and greedy, know beside the schedule
+# state of the executor and of greedy beside the schedule
 EXECUTOR = JitRecord(
     "ExecutorRecord",
     n="i64", a="f64", b="f64", c="f64",
@@ -84,7 +85,7 @@ def _victim(s, x, t):
         if not x.here[w] or x.lock[w] > 0 or s.size[w] == 0 or s.flags[w] & KEEP:
             continue
         hanging, need = _dependents(s, x, w)
-        for f in range(x.count.depth):                  # nodes that are being made right now may read w
+        for f in range(x.count.depth):                  # a node that is being made may read w
             if x.stamp[x.stack[f]] == x.count.tick:
                 need = t
         if need == s.n:
@@ -144,7 +145,7 @@ def _next_source(s, x):
 
 @exact
 def _made(s, x, v):
-    """Node v, on top of the stack, is here."""
+    """Node v, on top of the stack, has been made: note it and take it off the stack."""
     x.here[v] = x.made[v] = True
     x.count.held += s.size[v]
     for k in range(s.ptr[v], s.ptr[v + 1]):
@@ -180,7 +181,7 @@ def execute(address, executor):
         while x.count.depth >= 0:
             d = x.count.depth
             v, y = x.stack[d], _next_source(s, x)
-            if y >= 0:                                  # a source is gone: make it first
+            if y >= 0:                                  # a source was dropped: make it first
                 if x.made[y] and not s.flags[y] & AGAIN or d == s.n:
                     return 0
                 x.count.depth, x.stack[d + 1], x.source[d + 1] = d + 1, y, -1
@@ -217,7 +218,8 @@ def _gone(s, x, v, p, b):
 
 @exact
 def _around(s, x, p, m):
-    """What happens to each node before and after event p: maker, reader, later."""
+    """For each node: maker, the last event before p that makes it; later, the first from p on that makes it; reader,
+    the first from p on, but before `later`, that reads it.  -1 or m: there is none."""
     for v in range(s.n):
         s.maker[v], x.reader[v], x.later[v] = -1, -1, m
     for j in range(p):

@@ -19,7 +19,7 @@ from ggjit.tensors.tensor import Tensor
 
 @functools.cache
 def default_backend():
-    """The CPU backend that `compute` uses when none is given.  Without fusion: no result stays inside a kernel."""
+    """The CPU backend that `compute` uses when none is given.  It does not fuse nodes, so every result can be read."""
     return init_backend("CPU", fuse=0)
 
 
@@ -40,7 +40,7 @@ def compute(*outputs, backend=None, planner="ggml"):
     refuse_nesting()
     backend = default_backend() if backend is None else expect(backend, Backend, "compute")
     graph = Graph(*outputs)
-    # y.numpy() can be read as long as there is y, also where a later graph computed y on its way
+    # y.numpy() works as long as y lives, even if a later graph computes y as an intermediate result
     before = [t for t in graph.nodes if (t._holds or {}).get("results") is not None]
     graph._keep((*outputs, *before))
     need_values(graph)

@@ -100,7 +100,7 @@ class _Region:
         return need is None or s.type.block == 1 and s.nb[0] == s.type.nbytes      # a view of some rows of it
 
     def _shrink(self, start):
-        """Take out what cannot stay; whether there was anything."""
+        """Remove nodes that cannot stay in the region.  Returns whether any was removed."""
         before = len(self.needs)
         for t in [self.node[i] for i in self.needs]:
             if not all(s is None or self._source_ok(s, n) for s, n in zip(t.src, self.needs[t.id], strict=False)):
@@ -117,7 +117,8 @@ class _Region:
                 near.add(i)
                 todo += [t.id for t in self.readers.get(i, ()) if i not in self.sums]
                 todo += [s.id for s, n in zip(self.node[i].src, self.needs[i], strict=False) if n is not None]
-        near -= set(self.sums)                          # sums would join all nodes that they add up
+        # sums are left out, since they would join everything they add up
+        near -= set(self.sums)
         for i in list(self.needs):
             if i not in near and not (i in self.sums and self._sum_stays(i, near, self.level[start.id])):
                 self._drop(i)
@@ -158,7 +159,7 @@ class _Region:
         del self.needs[i]
 
     def _find_levels(self):
-        """How often the way to a node has left the region."""
+        """Set `level`: how often the path to a node has left the region."""
         self.level = {}
         for t in self.graph.nodes:
             if is_constant(t):
@@ -342,7 +343,7 @@ class _Builder:
     def _sum(self, t, src, first, size, moment):
         """The sum t of all rows up to those of this chunk."""
         chunk, so_far = all_specs()[t.op].chunk, self.whole.get(t.id)
-        if chunk is not None:           # one that goes on from the sum so far, of whatever type that is
+        if chunk is not None:           # the spec's own node, which continues from the sum so far
             return self._put(chunk(t, t.ne, src, so_far, first + size == self.n), moment)
         part = self._put(self._add(t, t.ne, src), moment)
         return part if so_far is None else self._put(self.op["add"](so_far, part), moment)
@@ -379,7 +380,7 @@ class _Builder:
 
 
 def _same_kernel(t, part):
-    """Whether rows come out bit for bit alike: the kernel sums as the one that computes all rows."""
+    """Whether the part's kernel gives rows the same bits as the kernel of all rows."""
     if t.op in VIEW_OPS:
         return True
     kernels = [kernel_of(x, 1) for x in (t, part)]

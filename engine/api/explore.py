@@ -92,7 +92,7 @@ def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit
 
 
 def _smaller(data, run):
-    """What makes a page smaller."""
+    """The remedy, as text, for a page that is too large."""
     names = [axis["name"] for axis in data["axes"]]
     if names:
         yield f"give fewer values of {', '.join(names)}"
@@ -103,7 +103,7 @@ def _smaller(data, run):
 
 
 def _values(value, what):
-    """A setting as a list: of one value, of all of a sequence."""
+    """A setting as a list: one value, or all values of a sequence."""
     alone = isinstance(value, str | int | float | np.generic) or value is None
     found = [value] if alone else list(value) if isinstance(value, Iterable) else []
     found = [x.item() if isinstance(x, np.generic) else x for x in found]

@@ -11,12 +11,9 @@ from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.plan_request import PLANNERS
 from ggjit.alloc.reorder import reorder
 from ggjit.alloc.report import MeasureReport, saving
-from ggjit.api.registry import init_backend
 from ggjit.api.rematerialize import pareto
 from ggjit.api.what_if import checked, rows, works
-from ggjit.core.arguments import expect
-from ggjit.core.backend import Backend
-from ggjit.core.buffer import BufferType
+from ggjit.core.backend import buffer_type_of
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.requests import asked_for, options_for
@@ -84,8 +81,7 @@ def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=N
         raise ParamError(f"planner {planner!r}: expected one of {', '.join(PLANNERS)}")
     if order not in ("graph", "memory"):
         raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")
-    target = target if target is not None else init_backend("CPU")
-    buft = target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType, "measure: target")
+    buft = buffer_type_of(target, "measure: target")
     ordered, (request, options, _) = graph, asked_for(graph, [buft], planner, time_limit)
     if order == "memory":
         ordered = graph.in_order(reorder(request, in_place=in_place_table(planner != "ggml-2023")))

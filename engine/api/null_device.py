@@ -20,7 +20,7 @@ from ggjit.tensors.summary import label
 
 
 class NullBuffer(Buffer):
-    """A size without memory.  Writes are counted and forgotten; reads raise."""
+    """A buffer that has a size but no memory.  Writes are counted and dropped; reads raise."""
 
     def __init__(self, buft, size):
         size = buffer_size(size)
@@ -108,7 +108,7 @@ class NullDevice(Device):
 
 class NullBackend(Backend):
     """`report`: a list of dicts, one for each computation and copy."""
-    reads_placements = True         # it looks at no place
+    reads_placements = True         # it does not use placements at all
 
     def __init__(self, device):
         super().__init__(device)

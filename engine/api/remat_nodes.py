@@ -87,18 +87,19 @@ class RematNodes:
         is_unit = np.where(np.arange(m) < len(graph.leafs), ~views & ~has_memory, VIEW_OP[op] == 0)
         at = np.flatnonzero(is_unit)
         self.tensors, n = [tensors[i] for i in at], len(at)
-        unit = np.full(number.n + 1, -1, np.int64)                              # the last one: no tensor
+        unit = np.full(number.n + 1, -1, np.int64)                              # index n stands for no tensor
         unit[at] = np.arange(n)
         own = words[at]
         self.storages = _storages(own, number, root, base)
         self.written = np.zeros(number.n + 1, np.bool_)
         self.written[base[at[views[at]]]] = True
         ptr, idx = _reads(unit[self.storages])
-        keep = np.zeros(n + 1, np.bool_)                # outputs, and the memory they lie in; the last one: no unit
+        keep = np.zeros(n + 1, np.bool_)                # outputs and the bases they lie in; index n stands for no unit
         shown = root[np.flatnonzero(np.isin(ids, graph.output_ids) | (words[:, T_FLAGS] & FLAG_OUTPUT > 0))]
         keep[unit[np.concatenate([shown, base[shown]])]] = True
         keep = keep[:n]
-        self.behind = np.zeros(n, np.int64)             # what depends on a scalar: gradients, where that is a loss
+        # 1 for nodes that depend on a scalar: gradients, if the scalar is a loss
+        self.behind = np.zeros(n, np.int64)
         scalar = (own[:, T_NE:T_NE + 4].prod(1) == 1).astype(np.int64)
         reaches(n, ptr, idx, scalar, self.behind)
         forward, first = np.zeros(n, np.int64), scalar * (self.behind == 0)

@@ -11,11 +11,9 @@ import numpy as np
 from ggjit.alloc.report import mib
 from ggjit.api.cut import cut as cut_rows
 from ggjit.api.cut import cut_alike
-from ggjit.api.registry import init_backend
 from ggjit.api.remat_nodes import RematNodes, plan_of
 from ggjit.core.arguments import expect
-from ggjit.core.backend import Backend
-from ggjit.core.buffer import BufferType
+from ggjit.core.backend import buffer_type_of
 from ggjit.core.html_repr import PlotRepr
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
@@ -29,18 +27,19 @@ from ggjit.ops.core.shape import describe
 from ggjit.ops.core.whole_numbers import whole
 from ggjit.tensors.context import Context
 
-PLAN_NODES = 2000  # nodes of a search for offsets, about 10 ms: it mostly ends at the budget at once
+PLAN_NODES = 2000  # search nodes for offsets, about 10 ms; the search mostly reaches the budget at once
 LEAST_NODES = 8000                      # nodes of the search for the least peak: up to a second
 MAX_CUTS, MAX_HALVINGS = 3, 6           # regions that are cut, and how often their chunks are halved
-MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whose cut helps most is taken
-MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
+MAX_LOOKED_AT = 8                       # so many different numbers of rows are tried as the start of a cut
+MAX_ON_TRIAL = 8                        # chunks of such a trial, fewer in large graphs
 MAX_UNITS = 3000  # largest number of nodes of a cut graph: planning larger ones takes many seconds
 WORTH = 0.9                             # a cut is worth it if the largest node takes at most this share afterwards
 _CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
 COSTLY_SHARE = 0.2                      # extra share of whole nodes from which a cut is tried, too
 CHEAP_ENOUGH = 0.95  # a graph is taken if its price times this is at most the cheapest schedule's, else
                                         # one more limit is tried
-MAX_TRIES, MAX_LAID_OUT = 8, 3          # smaller limits, where the planner left gaps, and schedules of each
+# limits that are tried where the planner left gaps, and schedules that are laid out for each
+MAX_TRIES, MAX_LAID_OUT = 8, 3
 Point = collections.namedtuple("Point", "peak extra")
 
 
@@ -147,7 +146,8 @@ class _Copy:
         self.current, self.views, self.listed = {}, {}, set()
 
     def run(self, events, graph):
-        self.nodes += [t for t in graph.nodes if t.op == OP.NONE]       # parameters come first: they are not recomputed
+        # parameters come first, since they are not recomputed
+        self.nodes += [t for t in graph.nodes if t.op == OP.NONE]
         for k in events.tolist():
             t = self.units[k]
             if t.op != OP.NONE:
@@ -162,7 +162,7 @@ class _Copy:
         return new
 
     def now(self, t):
-        """What stands for t at this event."""
+        """The tensor that holds the values of t at this event."""
         if t.op == OP.NONE or t.op not in VIEW_OPS:
             return self.current.get(t.id, t)
         shown = self.now(t.src[0])
@@ -258,9 +258,7 @@ def _remedy(units, budget, cut):
 
 def _units(graph, target, profile):
     expect(graph, Graph, "rematerialize").check_alive()
-    target = target if target is not None else init_backend("CPU")
-    buft = target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType,
-                                                                                 "rematerialize: target")
+    buft = buffer_type_of(target, "rematerialize: target")
     return RematNodes(graph, buft, {} if profile is None else _seconds(profile))
 
 
@@ -339,7 +337,8 @@ class _CutGraph:
         return None
 
     def cut(self, start, alike, n_chunks):
-        """The same with what is around a node, or around all nodes like it, in so many chunks more; None: rows meet."""
+        """A _CutGraph in which the region around a node, or around all nodes like it, is also cut, into so many chunks;
+        None where its rows depend on each other."""
         units = self.units
         found = (cut_alike if alike else cut_rows)(units.graph, start, n_chunks, units.ranks, units.hazards,
                                                    self.rounded)

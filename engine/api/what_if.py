@@ -263,7 +263,7 @@ def _shares(u, cuts, seconds):
             held[k][leaf.id] = u.padded(u.buft, leaf)           # on the first device that reads it; copies elsewhere
             sched.set_tensor_backend(leaf, backends[k])
             pinned.add(leaf.id)
-        if t.view_src is None or t.base.id in u.outside:        # the rest works in place on another node
+        if t.view_src is None or t.base.id in u.outside:        # others compute in place in the memory of another node
             sched.set_tensor_backend(t, backends[k])
     arenas = sched.reserve_size(u.graph)
     return tuple(sum(own.values()) + arena for own, arena in zip(held, arenas, strict=True))
@@ -299,7 +299,7 @@ def works(nodes, n_threads, repacked=()):
 
 
 def _work(u, n_threads, seconds):
-    """What the CPU's kernels work in, of each node for itself."""
+    """Work memory of the CPU's kernels, placed for each node by itself."""
     nbytes = works(u.nodes, n_threads, u.repacked)
     most, rows = max(nbytes, default=0), u.rows.copy()
     workers = [i for i, n in enumerate(nbytes) if n]

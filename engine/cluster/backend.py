@@ -21,7 +21,7 @@ from ggjit.sched.scheduler import Scheduler
 
 
 class RemoteEvent:
-    """A point of a device's stream: the answer that comes there."""
+    """An event of a remote device: a point of its stream, reached when the answer to that message comes."""
     stream = answer = None
 
 
@@ -42,7 +42,7 @@ class RemoteRunResults(SharedResults):
 class RemoteGraph:
     """A graph as a device runs it: rows, up to date with where its tensors lie.
 
-    wanted: {(GET or PUSH, arena, offset, bytes) read or copied elsewhere after the last run: was it after this one?}
+    wanted: {(GET or PUSH, arena, offset, bytes): was that range read, or copied elsewhere, after the last run?}
     """
 
     def __init__(self, device, graph, placement):
@@ -58,7 +58,7 @@ class RemoteGraph:
     def compute(self):
         """Submit it."""
         self.refresh()
-        if not len(self.rows):                  # views alone
+        if not len(self.rows):                  # a graph of views has nothing to run
             return
         try:
             answer = self.device.run(self)
@@ -86,7 +86,7 @@ class RemoteGraph:
         self._version = version
 
     def seconds(self):
-        """What its last run took, None if it is not known."""
+        """Seconds that its last run took, None if unknown."""
         answer = self.answer
         if answer is None or not answer.done or answer.error is not None or not answer.results:
             return None

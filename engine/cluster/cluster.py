@@ -29,7 +29,7 @@ class Cluster(Handle, HtmlRepr):
         self._pid = os.getpid()
 
     def close(self):
-        """A second call does nothing, nor does one in a process that was forked since."""
+        """End the connections.  A second call does nothing, nor does one in a process that was forked since."""
         if self._pid != os.getpid():
             return
         stop, self._stop = self._stop, []

@@ -25,7 +25,8 @@ class DevicePlugin(distributed.WorkerPlugin):
 
     async def setup(self, worker):
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)        # a Ctrl-C in a terminal or notebook is the driver's
+            # Ctrl-C in a terminal or notebook is handled by the driver
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         scheme, _, location = worker.address.partition("://")
         tls, *options = self.options
         own = os.environ.get(OPTIONS)           # its own certificates, memory ... (serving.py)

@@ -72,7 +72,7 @@ class RemoteDevice(Device):
         _fact(self.facts, "total", 1, 1 << 60)
         self._n_arenas, self.graphs = 0, p.GraphCache()
         self._queued, self._queued_nbytes = [], 0       # [(op, payload or None)] of the next message
-        self._sent = collections.deque()        # answers not looked at yet
+        self._sent = collections.deque()        # PendingReplies that were not checked for errors yet
         self._failed = None                     # the first error that was found there and not raised yet
         # state of the last run, valid while nothing was written since: its `wanted`; {span: (answer, at)} of results
         # that come with it; {span: number} of those it pushed
@@ -116,7 +116,7 @@ class RemoteDevice(Device):
         return self._buffer_type
 
     def supports_op(self, t):
-        """What the processor here computes, the same kernels compute there; a worker knows no type of a user."""
+        """As the local CPU, which has the same kernels as the worker; a worker knows no type of a user."""
         if any(x is not None and x.type.is_own for x in (t, *t.src)):
             return False
         return t.op in VIEW_OPS or t.op not in ops_with("calls_python") and t.op != OP.NONE and CPU.supports_op(t)
@@ -172,7 +172,8 @@ class RemoteDevice(Device):
         return answer
 
     def _asked(self, op, fits):
-        """What it answers to an op.  Errors: those of `ask`; DeviceLost where it is no such answer."""
+        """The worker's answer to an op, checked by `fits`.  Errors: those of `ask`; DeviceLost where it is no such
+        answer."""
         answer = self.ask(op)
         if not answer.results or not fits(answer.results[-1]):
             raise self.stream.lose(f"it answers {answer.results!r:.60} to op {op[0]}")
@@ -207,7 +208,8 @@ class RemoteDevice(Device):
             try:
                 self.ask([p.ALLOC, arena, nbytes])
             except BaseException:
-                self.release(stream, arena)             # it may be there: the error can be that of an earlier message
+                # the arena may exist: the error may belong to an earlier message
+                self.release(stream, arena)
                 raise
             return stream, arena
 
@@ -244,7 +246,7 @@ class RemoteDevice(Device):
                 self.finish()
 
     def write_weights(self, arena, offs, raw):
-        """The same for bytes that the worker may have kept from another time: then they are not sent."""
+        """As `write`, but the bytes are not sent if the worker still has them from an earlier connection."""
         with self._lock:
             self._wrote()
             key = content_key(raw)
@@ -253,7 +255,7 @@ class RemoteDevice(Device):
                 self.queue([p.KEEP, arena, offs, raw.size, key])
 
     def push(self, arena, offs, nbytes):
-        """Lay bytes out for another worker to fetch; returns the number they are known by."""
+        """Offer bytes of an arena for another worker to fetch; returns the number by which it asks for them."""
         with self._lock, defer_interrupts():
             self.stream.check()
             span = p.PUSH, arena, offs, nbytes
@@ -342,7 +344,7 @@ class RemoteDevice(Device):
         with self._lock, defer_interrupts():
             self.stream.check()
             self._wrote()
-            self._collect()                     # before the list of graphs is looked at
+            self._collect()                     # first, since freed arenas remove graphs from the list
             ops = [([p.RUN, work.key], None)]
             if self.graphs.use(work.key) is None:
                 names = "\0".join(n.replace("\0", " ") for n in work.names).encode()

@@ -54,7 +54,7 @@ class Encoded:
 
     @property
     def key(self):
-        """What the graph is known by: equal rows at equal places are equal work."""
+        """A hash that identifies the graph: equal rows at equal places are equal work."""
         return hashlib.blake2b(self.rows.tobytes(), digest_size=16).digest()
 
     def places(self):

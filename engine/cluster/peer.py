@@ -53,7 +53,7 @@ class Peer:
                 return status, results, payload
 
     def end(self):
-        """A `fetch` in another thread fails at once."""
+        """End the connection; a `fetch` in another thread then fails at once."""
         conn = self._conn
         if conn is not None:
             conn.end()

@@ -47,7 +47,8 @@ SECRET_NBYTES = 16
 
 
 class GraphCache:
-    """The graphs used last, at most MAX_GRAPHS: {key: (value, arenas)}.  Both sides do the same to theirs.
+    """The most recently used graphs, at most MAX_GRAPHS: {key: (value, arenas)}.  Driver and worker keep equal caches
+    by doing the same operations.
 
     dropped: called with each value that is kept no longer.
     """
@@ -66,7 +67,7 @@ class GraphCache:
             self._dropped(self._kept.pop(key)[0])
 
     def clear(self):
-        """Keep none."""
+        """Drop all graphs."""
         for key in list(self._kept):
             self._drop(key)
 
@@ -79,7 +80,7 @@ class GraphCache:
         return found[0]
 
     def drop_arena(self, arena):
-        """Graphs in it are gone."""
+        """Drop the graphs that use an arena."""
         for key in [k for k, (_, arenas) in self._kept.items() if arena in arenas]:
             self._drop(key)
 
@@ -98,7 +99,7 @@ def kernels_digest():
 
 
 def hello():
-    """What each side says first."""
+    """The greeting that each side sends first."""
     return {"ggjit": ggjit.__version__, "protocol": PROTOCOL, "kernels": kernels_digest()}
 
 

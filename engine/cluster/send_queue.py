@@ -18,12 +18,12 @@ class SendQueue:
     """Bytes that wait to be fetched, of one driver; its session and other workers' threads use it at once."""
 
     def __init__(self):
-        self._held = collections.OrderedDict()          # {number: bytes, None: they could not be computed}
+        self._held = collections.OrderedDict()          # {number: bytes, or None if they could not be computed}
         self._nbytes, self._last, self._open = 0, -1, True
         self._changed = threading.Condition()
 
     def put(self, number, raw):
-        """Lay bytes out; waits while too many are there."""
+        """Add bytes to be fetched; waits while too many are there."""
         with self._changed:
             n = 0 if raw is None else len(raw)
             has_room = lambda: not self._open or self._nbytes + n <= LIMIT_NBYTES       # noqa: E731
@@ -34,8 +34,8 @@ class SendQueue:
             self._changed.notify_all()
 
     def take(self, number, left=lambda: False):
-        """The bytes, once; waits until they are there, or it is certain that they will not be.  left: has who asks
-        disconnected?  `wake` asks it again.  Errors: GgjitError."""
+        """The bytes, once; waits until they are there, or it is certain that they will not be.  left(): has the one who
+        asks disconnected?  It is called again after `wake`.  Errors: GgjitError."""
         with self._changed:
             self._changed.wait_for(lambda: not self._open or number <= self._last or left())
             raw = self._held.get(number)

@@ -27,14 +27,14 @@ MAX_ARENAS = 1 << 16
 
 
 class ArenaSpan:
-    """Bytes of an arena, as the slots of a buffer take a tensor."""
+    """A range of an arena, in the form in which a buffer's methods take a tensor."""
     __slots__ = ("buffer", "offs", "nbytes")
 
     def __init__(self, buffer, offs, nbytes):
         self.buffer, self.offs, self.nbytes = buffer, offs, nbytes
 
     def _count_write(self):
-        """A worker counts no writes: the driver keeps the versions of tensors."""
+        """Do nothing: the driver keeps the versions of tensors."""
 
 
 class WorkerDevice:
@@ -76,7 +76,7 @@ class WorkerDevice:
             self.used_nbytes += nbytes
 
     def give(self, nbytes):
-        """They are free again."""
+        """Count bytes as free again."""
         with self._lock:
             self.used_nbytes -= nbytes
 
@@ -102,16 +102,16 @@ class Session:
         self.empty = EmptyBuffer(machine.device.buffer_type())
         self.send_queue, self._secret, self.heartbeat = SendQueue(), None, 1.0
         self._peers = {}                # {address: Peer}
-        self._placed = False            # the payload of the next message was read to its place
+        self._placed = False            # was the payload of the next message read straight into the arena?
         self.waits = False              # True while this session waits for another worker
-        self.left = False               # the driver has disconnected, while something ran
-        self._fetches = self.send_queue  # it waits for bytes of this SendQueue
+        self.left = False               # True once the driver has disconnected while a graph ran
+        self._fetches = self.send_queue  # the SendQueue whose bytes this session waits for
 
     def greeted(self, greeting):
         """Take over what the driver's greeting says: its secret, with which workers may fetch what it pushes, and its
         heartbeat, the seconds between two signs that something runs."""
         secret = greeting.get("secret")
-        self.heartbeat = max(0.02, min(60.0, float(greeting.get("heartbeat", 1.0))))       # 60 for what is no number
+        self.heartbeat = max(0.02, min(60.0, float(greeting.get("heartbeat", 1.0))))       # NaN gives 60
         if isinstance(secret, bytes) and len(secret) == p.SECRET_NBYTES:
             if self.machine.send_queues.setdefault(secret, self.send_queue) is not self.send_queue:
                 raise wire.BadMessage("the secret is in use by another driver")
@@ -126,7 +126,7 @@ class Session:
         self._peers = {}
 
     def stop_waiting(self):
-        """The driver has disconnected: what runs here waits for no other worker.  From any thread."""
+        """The driver has disconnected: end this session's waits for other workers.  May be called from any thread."""
         self.left = True
         self.send_queue.close()
         self._fetches.wake()
@@ -243,7 +243,8 @@ class Session:
         nbytes = graph_nbytes(n_rows, names_nbytes)
         try:
             self.machine.take(nbytes, "a graph")
-        except OutOfMemory as e:                # p.RUN says so: both sides list it all the same
+        # p.RUN will report it; the graph is still listed, so that both sides' caches stay equal
+        except OutOfMemory as e:
             plan, nbytes = e, 0
         else:
             try:
@@ -251,7 +252,7 @@ class Session:
                 graph, placement = decode(rows, names, self.arenas, self.empty)
                 plan = self.backend.graph_plan_create(graph, placement)
             except Exception as e:
-                plan = e.with_traceback(None)   # it would hold the rows
+                plan = e.with_traceback(None)   # a traceback would keep the rows alive
                 self.machine.give(nbytes)
                 nbytes = 0
         self.graphs.put(key, (plan, nbytes), arenas)
@@ -292,7 +293,7 @@ class Session:
         if cache is not None:
             try:
                 cache.put(key, np.frombuffer(span.buffer.get_tensor(span, 0, nbytes), np.uint8))
-            except OSError:             # a full disk, or one that cannot be written: it goes on without keeping any
+            except OSError:             # the disk is full or cannot be written: weights are no longer kept
                 self.machine.weight_cache = None
 
     # ------------------------------------------------------------ copies between workers
@@ -327,7 +328,7 @@ class Session:
             peer.fetch(secret, number, into)
 
     def _take(self, arena, offs, nbytes, address, secret, number, payload, failed):
-        if failed:                      # this message alone would have fetched them
+        if failed:                      # the bytes would have been fetched by this message alone: free them
             into = memoryview(bytearray(min(nbytes, p.FRAME_NBYTES)))
         else:
             span = self._span(arena, offs, nbytes)
@@ -444,7 +445,7 @@ class _Answers:
             while not self.ended.wait(self.session.heartbeat):
                 if self.conn.is_silent():
                     self.conn.end()
-                if self._sending.acquire(blocking=False):       # else an answer is being sent
+                if self._sending.acquire(blocking=False):       # not while an answer is being sent
                     try:
                         if self.running:
                             self._send_status(p.WAITS if self.session.waits else p.BUSY)

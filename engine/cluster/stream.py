@@ -40,7 +40,7 @@ class PendingReply:
         self.fills = []                 # [(byte of the payload, memoryview that takes a copy from there on)]
 
     def fill(self):
-        """Copy bytes of the payload to where they are wanted; called by who has waited for it."""
+        """Copy bytes of the payload to the readers' arrays; called by the thread that waited for the answer."""
         while self.fills:
             at, array = self.fills[-1]
             if self.error is None:
@@ -54,7 +54,8 @@ class Stream:
     def __init__(self, address, tls, timeout, name, epoch):
         self.address, self.name, self.epoch = address, name, epoch
         self.timeout = TIMEOUT_SECONDS if timeout is None else timeout
-        self._pid, self.secret = os.getpid(), os.urandom(SECRET_NBYTES)         # who knows it may fetch what we push
+        # workers that show this secret may fetch what we push
+        self._pid, self.secret = os.getpid(), os.urandom(SECRET_NBYTES)
         self.seq = self.last_seq = 0
         self.lost = None                # the error that ended the connection
         self.n_messages = self.n_bytes_out = self.n_bytes_in = 0
@@ -68,7 +69,7 @@ class Stream:
             why = f"no answer within {CONNECT_SECONDS:g} s" if silent else str(e) or repr(e)
             raise DeviceLost(f"{address}: {why}; is `ggjit worker --listen {address}` running, and do both sides have "
                              f"certificates of one CA (tls=)?", name, epoch, 0) from e
-        self.received_at = self.answered_at = time.monotonic()      # of anything; of the last answer
+        self.received_at = self.answered_at = time.monotonic()      # times of the last bytes and of the last answer
         weakref.finalize(self, self._conn.sock.close).atexit = False
 
     def _open(self, tls):
@@ -116,7 +117,7 @@ class Stream:
             raise self.error()
 
     def _check_process(self):
-        """What comes over the connection is for the process that made it."""
+        """Errors: DeviceLost in a forked process, since answers are for the process that made the connection."""
         if self._pid != os.getpid():
             raise DeviceLost(f"{self.name} was connected by the process that forked this one; connect here anew", None,
                              self.epoch, self.last_seq)
@@ -127,7 +128,7 @@ class Stream:
 
     # ------------------------------------------------------------ waiting
     def wait(self, answer):
-        """Until the answer is there.  Errors: DeviceLost; those the worker reports are left in `answer.error`."""
+        """Wait until the answer is there.  Errors: DeviceLost; those the worker reports are left in `answer.error`."""
         if not answer.done:
             self._check_process()
             self._n_waits += 1
@@ -160,7 +161,7 @@ class Stream:
             self._read()
 
     def _check_deadlines(self, began, now):
-        """Has nothing come for too long?"""
+        """Errors: DeviceLost where nothing has come for too long."""
         if now - began > 2 * self._poll_seconds() + 0.5:        # this process itself was stopped
             self.received_at = self.answered_at = now
         if self._n_received != self._conn.n_received:       # a large answer, over a slow connection

@@ -17,7 +17,7 @@ from ggjit.ops.native.cache_files import cache_dir
 
 
 class WeightCache:
-    """Files of one folder, at most `limit_nbytes` together: those not used for longest go."""
+    """Files of one folder, at most `limit_nbytes` together; the least recently used ones are deleted."""
 
     def __init__(self, limit_nbytes, folder=None):
         self.limit_nbytes = limit_nbytes

@@ -36,7 +36,7 @@ MAX_ITEMS = 1 << 16                     # longest list in a header
 SMALL_NBYTES = 1 << 16                  # a payload below it is sent and read in one piece with its header
 READ_NBYTES = 1 << 15                   # read at once while it is not known where bytes belong
 MAX_CONNECTIONS = 256                   # connections that a listener serves at once
-MAX_HANDSHAKES = 64                     # of them under way at once; with one more the oldest one ends
+MAX_HANDSHAKES = 64                     # handshakes under way at once; one more ends the oldest
 HANDSHAKE_SECONDS = 10.0
 SILENT_SECONDS = 20                     # a connection whose other machine acknowledges nothing for so long has ended
 SCHEMES = ("inproc", "tcp", "tls")
@@ -67,7 +67,7 @@ def checked_address(address, tls):
 
 
 def _is_host(host):
-    """Can it be one?"""
+    """Can the text be the name or address of a host?"""
     try:
         return bool(host.encode("idna")) and "\0" not in host
     except UnicodeError:                        # a part of it is empty or too long
@@ -109,7 +109,7 @@ class Connection:
             self._one = threading.Lock()
 
     def wait(self, seconds, writing=False):
-        """Until there is something to read (or room to write), the connection ends, or the time is over."""
+        """Wait until there is something to read (or room to write), the connection ends, or the time is over."""
         fd = self.sock.fileno()
         if fd < 0:
             raise ConnectionError("the connection was closed here")
@@ -227,7 +227,7 @@ class Connection:
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self):
-        """Give the socket back; by who used it last."""
+        """Close the socket; called by the thread that used it last."""
         self.end()
         self.sock.close()
 
@@ -243,7 +243,7 @@ def _sizes(prefix, limit_nbytes):
 
 
 def _tuned(sock, seconds):
-    """Small messages leave at once, and a machine that stopped is noticed."""
+    """Set socket options: small messages are sent at once, and a peer that vanished is noticed."""
     sock.settimeout(seconds)
     options = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": SILENT_SECONDS // 2, "TCP_KEEPINTVL": SILENT_SECONDS // 4,
                "TCP_KEEPCNT": 2}

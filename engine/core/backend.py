@@ -9,7 +9,7 @@ import numpy as np
 from ggjit.core.arguments import buffer_size, expect, expect_slot
 from ggjit.core.buffer import BufferType
 from ggjit.core.graph_slots import place_graphs
-from ggjit.core.host_buffer import ArrayBuffer
+from ggjit.core.host_buffer import HOST, ArrayBuffer
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.lifetime import Handle
 from ggjit.core.slots import alloc_buffer
@@ -94,7 +94,7 @@ class Device(Handle, HtmlRepr):
         return buft.device is self
 
     def offload_op(self, t):
-        """Worth copying weights here for (large batches)?"""
+        """Is it worth copying weights here to compute this node (large batches)?"""
         return False
 
     def event_new(self):
@@ -121,7 +121,7 @@ class Backend(Handle, HtmlRepr):
     """
 
     writes_in_order = False         # are writes into its buffers done after what was submitted before, without waiting?
-    reads_placements = False        # do its slots for graphs look for places in the graph's placement themselves?
+    reads_placements = False        # do its methods that take a graph read the graph's placement themselves?
     plan_settings = ()              # what its plans depend on besides graph and placement (engine/graphs/plan_cache.py)
 
     def __init_subclass__(cls, **kwargs):
@@ -254,6 +254,14 @@ class Backend(Handle, HtmlRepr):
 
 count_writes(Backend, _WRITING_SLOTS)
 place_graphs(Backend, ("graph_plan_compute", "graph_plan_free"))
+
+
+def buffer_type_of(target, what):
+    """The buffer type a graph is planned for: a backend's default, a buffer type itself, of None host memory.
+    Errors: TypeMismatch, which begins with `what`."""
+    if target is None:
+        return HOST
+    return target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType, what)
 
 
 class HostMemory:

@@ -261,7 +261,8 @@ def _sets_made(init):
     @functools.wraps(init)
     def init_and_set(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        self._made = type(self).__init__ is init_and_set          # False: a subclass's __init__ is still to finish
+        # False while a subclass's __init__ still has to finish
+        self._made = type(self).__init__ is init_and_set
     return init_and_set
 
 
@@ -270,7 +271,7 @@ def _free_once(free):
     def free_once(self):
         if self._free_ended:
             return
-        outermost, self._free_begun = not self._free_begun, True        # inner ones: super().free()
+        outermost, self._free_begun = not self._free_begun, True        # a nested call is super().free()
         try:
             free(self)
         finally:
@@ -281,7 +282,7 @@ def _free_once(free):
 
 
 def _free_at_death(self):
-    """The `__del__` of a class with a `free` of its own; what was only half made is left alone."""
+    """The `__del__` of a class with a `free` of its own; an object whose __init__ failed is left alone."""
     if self._made and not self._free_begun:
         self._dying = True
         AtEnd(self.free).now()
@@ -370,7 +371,7 @@ class MultiBuffer(Buffer):
 
 
 def wants_tensors(buf):
-    """Does the buffer want to know which tensors lie in it?"""
+    """Does the buffer define init_tensor, and so has to be told which tensors lie in it?"""
     return type(buf).init_tensor is not Buffer.init_tensor or type(buf).init_view is not Buffer.init_view
 
 
@@ -432,7 +433,7 @@ def place(t, buf, offs):
 
 
 def buffers_of(tensors):
-    """The buffers that they have memory of their own in, each once."""
+    """The distinct buffers in which these tensors have memory of their own."""
     found = dict.fromkeys(int(TABLE.words[t.id, T_BUFFER]) for t in tensors if t.view_src is None)
     return [buf for buf in map(_buffers.get, found) if buf is not None]
 

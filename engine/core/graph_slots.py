@@ -1,4 +1,4 @@
-"""Slots of backends that take graphs: whoever calls them, the nodes say where they lie.
+"""Methods of a backend that take a graph get its nodes with their memory, called by a scheduler or by the user.
 
 The user's tensors know nothing of the memory that a GraphAllocator gave a graph.  A backend that looks at `t.buffer`
 and `t.offs` gets, in place of the user's graph, the same nodes placed (`PlacedRun` of engine/graphs/placed.py), outside
@@ -50,7 +50,7 @@ def place_graphs(cls, slots=None):
 
 
 def _is_users(graph):
-    """Is it a Graph whose nodes are the user's tensors?  What is no graph at all is the slot's to refuse."""
+    """Is it a Graph whose nodes are the user's tensors?  Other objects are refused by the method itself."""
     return getattr(graph, "placed", None) is False
 
 

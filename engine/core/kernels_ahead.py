@@ -14,11 +14,11 @@ from ggjit.ops.native.jit import CACHE, sources_key
 from ggjit.ops.native.kernel_pack import SHIPPED
 
 _ahead = []                     # (name, modules) of kernels that are not in the cache yet
-_after = threading.local()      # .kernels: function: (name, modules) of what is asked for after the plan, or absent
+_after = threading.local()      # .kernels: function that lists the kernels needed after the plan; may be absent
 
 
 def announce(kernels):
-    """kernels: (name, modules) of what is about to be asked for; those in the cache are not counted."""
+    """Note the kernels, (name, modules) each, that will be needed next; those in the cache are not counted."""
     now = missing(kernels)
     if now:
         later = getattr(_after, "kernels", None)
@@ -36,7 +36,8 @@ def missing(kernels):
 
 @contextlib.contextmanager
 def followed_by(kernels):
-    """Plans made in the block are followed by others that need what `kernels()` gives; asked if one has to compile."""
+    """Context: after the plans made in it come plans that need the kernels of `kernels()`, which is called only if a
+    kernel has to be compiled."""
     before = getattr(_after, "kernels", None)
     _after.kernels = kernels
     try:

@@ -65,7 +65,7 @@ def _steps(work):
     try:
         yield
         kept.start()
-    except KeyboardInterrupt:           # interrupted before the block began
+    except KeyboardInterrupt:           # a Ctrl-C came before the block began
         kept.interrupts.append(signal.SIGINT)
         kept.start()
     try:

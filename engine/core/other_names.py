@@ -20,7 +20,7 @@ OF_MODULE = {
     "where": "gg.compute(t) and NumPy", "max": "gg.compute(t).max()", "min": "gg.compute(t).min()",
     "no_grad": "nothing: gradients are asked for, by gg.grad(loss, [w])", "float16": "gg.F16", "float32": "gg.F32",
     "bfloat16": "gg.BF16", "int32": "gg.I32", "int64": "gg.I64",
-    # ggml's own names, of what has no function here
+    # names of ggml for which there is no function here
     "init": "gg.Context()", "free": "ctx.free()", "to_numpy": "t.numpy(), or gg.compute(t) of a result",
     **dict.fromkeys(("new_graph", "build_forward", "build_forward_expand"), "gg.Graph(y)"),
     **dict.fromkeys(("graph_compute", "graph_compute_with_ctx", "run"), "gg.compute(y), or cpu.graph_compute(graph)"),

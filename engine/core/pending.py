@@ -27,7 +27,8 @@ def submitted(sched, run):
 
 
 def waited_for(sched, flight):
-    """`sched` waited for `flight`, what IN_FLIGHT said before the wait; more may have been submitted meanwhile."""
+    """Note that `sched` has waited for `flight`, its entry of IN_FLIGHT before the wait.  A run submitted meanwhile
+    stays."""
     with _changing:
         if IN_FLIGHT.get(sched) is flight:
             IN_FLIGHT.pop(sched, None)

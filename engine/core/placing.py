@@ -37,7 +37,7 @@ def place_tensors(wanted):
 
 
 def move_tensors(wanted):
-    """place_tensors for tensors that have memory, which they leave.  After an error they lie where they lay."""
+    """place_tensors for tensors that have memory, which they leave.  After an error they are where they were."""
     old = [(t, TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist(), (t._holds or {}).get("memory"))
            for _, tensors in wanted for t in tensors]
     try:

@@ -25,7 +25,7 @@ def alloc_sizes(bufts, which, tensors, nbytes):
     """Bytes of each tensor in bufts[i], i from `which`, None: all in the first.  nbytes: int64 array of the tensors'
     bytes, in which the result is written."""
     for k, buft in enumerate(bufts):
-        if type(buft).alloc_size is not BufferType.alloc_size:      # the base class's answers are the bytes
+        if type(buft).alloc_size is not BufferType.alloc_size:      # the base class returns the tensor's own bytes
             for i in np.flatnonzero(which == k).tolist() if which is not None else range(0 if k else len(tensors)):
                 nbytes[i] = checked_int(buft, "alloc_size", tensors[i], least=int(nbytes[i]))
     return nbytes

@@ -71,10 +71,11 @@ class Table:
         self._space = AddressSpace(capacity * _ROW_NBYTES)
         self._memory = self._space.memory
         self.records = np.frombuffer(self._memory, TENSOR)              # the rows as records, by field name
-        self.words = np.frombuffer(self._memory, np.int64).reshape(capacity, T_WORDS)     # as jitted code sees it
+        # the rows as words, for jitted code
+        self.words = np.frombuffer(self._memory, np.int64).reshape(capacity, T_WORDS)
         self.cells = self._memory.cast("q")                             # the same, flat: one word costs 50 ns
         self.placement_version = 0          # goes up whenever any tensor or buffer may have moved
-        self._top = 0                       # rows below it were used or are free
+        self._top = 0                       # all rows below have been used at some time
         self._free = []                     # rows with no buffer
         self.handles = []                   # NumberedRef of the last handle on each row
         self._strays = []                   # weak references to handles on rows that were given back before they died
@@ -171,7 +172,7 @@ class Table:
     def _recycle(self, dead=()):
         dead, rows = [*dead, *(self._dead.popleft() for _ in range(len(self._dead)))], []
         for ref in dead:
-            number = getattr(ref, "number", None)           # None: its row was given back before, or it has none yet
+            number = getattr(ref, "number", None)           # None: the row was given back already, or not yet taken
             ref.number = None
             if number is not None:
                 if number >= 0:
@@ -181,7 +182,7 @@ class Table:
         if len(rows) > _AT_ONCE // 4:
             self.words[rows, T_GEN] += 1
             self.words[rows, T_BUFFER] = -1
-        else:                               # NumPy takes longer than these
+        else:                               # plain Python is faster than NumPy for a row
             for row in rows:
                 self.cells[row * T_WORDS + T_GEN] += 1
                 self.cells[row * T_WORDS + T_BUFFER] = -1

@@ -31,7 +31,7 @@ def count_write(t):
 
 
 def stamp(base_id, buf):
-    """What has to be equal for the bytes to be equal: the tensor's version and the buffer's."""
+    """(version of the tensor, version of its buffer): as long as both are equal, so are the bytes."""
     return int(TABLE.words[base_id, T_VERSION]), buf.version, buf.id
 
 

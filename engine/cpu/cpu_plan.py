@@ -32,7 +32,7 @@ from ggjit.ops.native.jit import address_of, kernel_address
 LEAST_SAVED = 3
 
 _work = None                    # scratch memory of all plans of the process, which run one at a time
-_earlier = []                   # weak references to those it replaced, which earlier plans keep
+_earlier = []                   # weak references to smaller ones before it, which earlier plans still use
 _growing = ForkLock()
 
 

@@ -35,7 +35,7 @@ def fuse_nodes(singles, graph, where, n_threads):
 
 
 def _needed_elsewhere(graph):
-    """Ids of tensors that must be stored whatever reads them next."""
+    """Ids of tensors whose values must be stored even if only a fused kernel reads them."""
     rows = TABLE.words[graph.node_ids]
     read, times = np.unique(rows[:, T_SRC:T_SRC + MAX_SRC], return_counts=True)
     apart = (rows[:, T_VIEW_SRC] >= 0) | (rows[:, T_BUFFER] >= 0) | (rows[:, T_FLAGS] & ~FLAG_COMPUTE != 0)

@@ -20,7 +20,7 @@ from ggjit.ops.core.weak import WeakKeys
 from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 
-_NONE = int(OP.NONE)                    # looking a member of an enum up takes as long as the rest of `is_repacked`
+_NONE = int(OP.NONE)                    # as an int: looking an enum member up would double the time of `is_repacked`
 _alive = WeakKeys()                     # live repack buffers; while this is empty no tensor is checked
 
 
@@ -82,7 +82,7 @@ class RepackBuffer(HostBuffer):
         self.set_tensor(t, np.full(t.nbytes - offset if nbytes is None else nbytes, value, np.uint8), offset)
 
     def copy_tensor(self, src, dst):
-        """Always by way of the tensor's own bytes."""
+        """Copy by way of the tensor's own bytes, since layouts may differ."""
         return False
 
     def host_bytes(self, offs, nbytes, write=False):

@@ -28,7 +28,7 @@ def least_nanoseconds(n_threads):
 
 
 def forced(nanoseconds):
-    """A block inside which this thread makes plans with that limit."""
+    """Context in which this thread makes plans with that limit."""
     return measured.forced(_forced, nanoseconds)
 
 
@@ -60,5 +60,5 @@ def keep(n_threads, nanoseconds):
 
 
 def note_busy(why):
-    """A busy machine spoilt the measurement: the rule holds, or what was kept before."""
+    """Tell the user that a busy machine spoilt the measurement, and that the rule or the earlier result is used."""
     _file().note_busy(why)

@@ -17,13 +17,14 @@ import math
 
 from ggjit.ops.matmul import choices
 
-LEAST_NANOSECONDS = 2e5         # plans of less work have all their threads: timing them would be felt
+LEAST_NANOSECONDS = 2e5         # plans of less work always use all threads: timing would cost too much
 RECENT, TRIAL = 8, 4            # runs whose mean is what a number of threads takes; runs of a trial
 SLOW, LEAST_GAIN = 1.25, 1.05
-FADING = 1.002                  # by which the fastest run is forgotten, run by run
-FIRST, MOST = 64, 4096          # runs between trials without a cause: at first, at most
-FIRST_SLOW, MOST_SLOW = 8, 256  # between trials because runs are slow
-LASTS = 256                     # runs after which a larger number of threads counts as kept
+# the time of the fastest run is multiplied by this after each run, so that it is forgotten
+FADING = 1.002
+FIRST, MOST = 64, 4096          # runs between regular trials: at first, at most
+FIRST_SLOW, MOST_SLOW = 8, 256  # runs between trials that slow runs caused: at first, at most
+LASTS = 256                     # a larger number of threads that lasts so many runs counts as a success
 
 
 class ThreadChoice:
@@ -91,7 +92,7 @@ class ThreadChoice:
 
 
 def mean(seconds):
-    """Of all but the slowest quarter: a few runs are slow on any machine."""
+    """The mean of all but the slowest quarter, since some runs are slow on any machine."""
     kept = sorted(seconds)[:len(seconds) - len(seconds) // 4]
     return sum(kept) / len(kept)
 

@@ -49,7 +49,7 @@ class Pool:
         self._page = memory[start:start + walk.PAGE_NBYTES]
         self.words = memoryview(self._page.view(np.int64))      # a word at a time: faster than through NumPy
         self.sync = self._page.__array_interface__["data"][0]
-        self._lock = threading.RLock()          # so that only its holder can release it
+        self._lock = threading.RLock()          # reentrant, so that only its holder can release it
         self.n_walking = 0                      # threads of the run under way
         self._threads, self._stopped = [], False
         self._native_ids = {}                   # worker number -> the system's thread id
@@ -133,7 +133,7 @@ class Pool:
         while (seen := walk.worker(self.sync, ith, seen)) >= 0:
             with self._posting:
                 self._posting.wait_for(lambda: self._stopped or self._posted != seen >> walk.JOB_SHIFT)
-        self.n_walking = 0                      # in a process forked by this thread: the walk is over
+        self.n_walking = 0                      # 0 also in a process that this thread forked during the run
 
     def run(self, first, end, n_threads, abort_callback=None, plan=None, i=0, j=0):
         """Run the NODE rows in [first, end) on n_threads threads; returns (status, address of the failing NODE).
@@ -145,7 +145,7 @@ class Pool:
         if me in KERNEL_THREADS:
             refuse_nesting()
         lock = self._lock
-        try:                                    # first: a signal may raise after any call
+        try:                                    # the try comes first, since a signal may raise after any call
             KERNEL_THREADS.add(me)
             try:
                 if not lock.acquire(False):

@@ -71,7 +71,8 @@ class TraceBuffer:
         return self.address + self.n_runs % self.n_pages * self.page_nbytes
 
     def turn(self):
-        """All pages but one are written: twice as many, or the first again.  One is free for a run that may fail."""
+        """Called when all pages but one are written: double them, or begin again with the first.  One page stays free
+        for a run that may fail."""
         sums = self.sums()[0]
         if self.ticks.nbytes * 2 <= SHEET_NBYTES:
             self._write_to(np.concatenate([self.ticks, np.zeros_like(self.ticks)]))
@@ -122,7 +123,7 @@ class Tracing:
         if not watchers:
             return None
         trace_buffer = self.trace_buffers.get((id(plan.rows), i, j)) or self._new(plan, i, j, watchers[0].facts)
-        if trace_buffer is not self._last:      # the words first: a signal may come in between
+        if trace_buffer is not self._last:      # the words are set before `_last`: a signal may come in between
             self._words[self._fixed_place], self._last = trace_buffer.thread_nbytes, trace_buffer
         if trace_buffer.n_runs == trace_buffer.turn_at:
             trace_buffer.turn()

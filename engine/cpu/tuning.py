@@ -46,12 +46,14 @@ from ggjit.tensors.context import Context, alloc_ctx_tensors
 
 LENGTHS = 2048, 5632            # lengths of the rows that are measured
 MATRIX_ROWS = 2048
-WEIGHTS_NBYTES = 256 << 20      # half of it once stayed in a last-level cache, where all tiles were as fast
+# large, so that weights do not stay in a last-level cache, where all tiles are equally fast
+WEIGHTS_NBYTES = 256 << 20
 DISTINCT_NBYTES = (4 << 20) - 3
 ROUNDS = 9
-QUICK = {"lengths": LENGTHS[:1], "rounds": 3}           # a tenth of a second for a type, beside compiling
+# settings of a measurement of about 0.1 s for each type, without compiling
+QUICK = {"lengths": LENGTHS[:1], "rounds": 3}
 CHAIN, CHAIN_PROBE = 64, 4096   # additions of a chain, elements of the one whose cost is known
-LEAST_NBYTES = 16 << 20         # fewer weights stay in a cache, and their tokens are fast anyway
+LEAST_NBYTES = 16 << 20         # smaller weights stay in a cache and are not measured
 
 
 def tunable(type):

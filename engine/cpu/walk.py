@@ -92,7 +92,7 @@ def call_callback(typingctx, address):
 # ---------------------------------------------------------------- the walk
 @exact
 def _fail(sync, status, node):
-    if ld_i64(sync + S_STATUS) == 0:            # two failing threads: either report is right
+    if ld_i64(sync + S_STATUS) == 0:            # where two threads fail, either report will do
         st_i64(sync + S_STATUS + 8, node)
         st_i64(sync + S_STATUS, status)
     store_release(sync + S_ABORT, 1)
@@ -108,7 +108,8 @@ def _note(at, start):
 
 
 def make_walk(traced):
-    """The walk, with or without a look at the clock around every node: without, nothing is left of it."""
+    """The walk, with or without a look at the clock around every node: without it the compiled code has no trace of
+    it."""
     @exact
     def walk(node, end, ith, nth, sync):
         """Run the NODE rows from `node` to `end` as thread ith of nth."""
@@ -120,7 +121,8 @@ def make_walk(traced):
         while node < end:
             after = node + ld_i64(node + WORD * N_NEXT)
             if ith == 0 and ld_i64(sync + S_CALLBACK) != 0 and load_acquire(sync + S_ABORT) == 0:
-                st_i64(sync + S_DEADLINE, 0)            # asked before every node, as in ggml
+                # the deadline is over: the callback is asked before every node, as in ggml
+                st_i64(sync + S_DEADLINE, 0)
                 aborted(0, sync)
             if ld_i64(node + WORD * N_TASKS) == 1:
                 if ith == 0 and load_acquire(sync + S_ABORT) == 0:

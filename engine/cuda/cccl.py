@@ -58,7 +58,7 @@ class Cccl:
 
     @contextlib.contextmanager
     def _working(self):
-        """Whatever the library raises: it has no part for this toolkit or GPU, or its interface is another."""
+        """Context: any error of the library becomes NotSupported, since it may not fit this toolkit or GPU."""
         self.device.use()
         try:
             with self._one_at_a_time:
@@ -96,7 +96,8 @@ class Cccl:
         if sort.n in self.temporary:
             return
         with self._working():
-            nbytes = int(self._call(None, 0, 0, sort.n, None))          # asks how much it takes
+            # a first call tells the bytes of temporary memory
+            nbytes = int(self._call(None, 0, 0, sort.n, None))
         buffer = CUDABuffer(self.device.buffer_type(), nbytes)
         self.temporary[sort.n] = buffer, DeviceWords(buffer.base, -(-nbytes // DeviceWords.dtype.itemsize))
 
@@ -110,5 +111,5 @@ class Cccl:
 
 
 def cccl(device):
-    """What sorts on one backend of `device`."""
+    """The sorter of one backend of `device`."""
     return driver().api.SimulatedCccl() if SIMULATED else Cccl(device)

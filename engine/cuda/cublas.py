@@ -28,7 +28,7 @@ class Cublas:
         device.use()
         try:
             self.handle = self.api.create()
-        except Exception as e:                  # the bindings' own: no libcublas, or one that does not fit
+        except Exception as e:                  # errors of the bindings: no libcublas, or one that does not fit
             raise NotSupported(f"cuBLAS does not start ({e}); GGJIT_CUBLAS=0 does without it") from None
         weakref.finalize(self, device.release, self.api.destroy, self.handle).atexit = False
         self.workspace = CUDABuffer(device.buffer_type(), WORKSPACE_NBYTES)
@@ -37,12 +37,13 @@ class Cublas:
     def multiply(self, gemm, a, b, d, stream):
         kind = TYPES[gemm.type]
         self.api.set_stream(self.handle, int(stream))
-        self.api.set_workspace(self.handle, self.workspace.base, WORKSPACE_NBYTES)      # the stream took it away
+        # setting the stream resets the workspace
+        self.api.set_workspace(self.handle, self.workspace.base, WORKSPACE_NBYTES)
         self.api.gemm_ex(self.handle, TRANSPOSED, PLAIN, gemm.m, gemm.n, gemm.k, self.one.ctypes.data, a, kind,
                          gemm.lda, b, kind, gemm.ldb, self.zero.ctypes.data, d, TYPES[F32], gemm.ldc, COMPUTE_32F,
                          DEFAULT_ALGORITHM)
 
 
 def cublas(device):
-    """What multiplies on one backend of `device`."""
+    """The cuBLAS handle of one backend of `device`."""
     return driver().api.SimulatedCublas() if SIMULATED else Cublas(device)

@@ -98,7 +98,7 @@ class CUDAPlan(Plan):
             _free_graph(self.backend.device, self._graph)
 
     def _send_rows(self):
-        """The rows, and a status of nothing wrong, after everything submitted before."""
+        """Send the NODE rows and a cleared status, after everything submitted before."""
         raw = np.concatenate([self.rows, np.zeros(STATUS_WORDS, np.int64)])
         self.backend.send(self._row_base, raw.view(np.uint8))
 
@@ -145,7 +145,8 @@ class CUDAPlan(Plan):
         if self._graph.exec is None:
             try:
                 self._graph.exec = self._captured()
-            except (CudaError, OutOfMemory):    # a driver that does not capture, memory full: launches serve as well
+            # the driver cannot capture, or memory is full: launch kernels one by one
+            except (CudaError, OutOfMemory):
                 self._captures = False
                 self._submit(0, len(self.nodes), stream)
                 return
@@ -247,7 +248,7 @@ def _launch(shape, argument, stream):
 
 
 def _argument(address):
-    """What cuLaunchKernel takes for one int64 argument: (address of a list of pointers, memory to keep)."""
+    """(address of cuLaunchKernel's list of pointers for one int64 argument, memory to keep alive)."""
     value = ctypes.c_int64(address)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(value))
     return ctypes.addressof(pointers), pointers, value

@@ -118,7 +118,7 @@ class CUDADevice(Device):
         return buft is self._buffer_type
 
     def offload_op(self, t):
-        """Worth copying weights here: at least 32 columns (or GGML_OP_OFFLOAD_MIN_BATCH), as in ggml."""
+        """Is it worth copying weights here?  From 32 columns on (or GGML_OP_OFFLOAD_MIN_BATCH), as in ggml."""
         if t.op == OP.GET_ROWS:
             return False
         batch = t.ne[1] if t.op == OP.MUL_MAT else t.ne[2] if t.op in (OP.MUL_MAT_ID, OP.ROPE) else \
@@ -198,7 +198,7 @@ class CUDADevice(Device):
                 self.use()
                 try:
                     driver().cuCtxEnablePeerAccess(other.context, 0)
-                except CudaError:               # it was done already, or there are too many peers
+                except CudaError:               # access is enabled already, or there are too many peers
                     return
 
     # ------------------------------------------------------------ memory
@@ -265,12 +265,12 @@ class CUDABackend(Backend):
 
     @functools.cached_property
     def cublas(self):
-        """What multiplies dense matrices on this stream."""
+        """The cuBLAS handle of this stream, for dense products."""
         return cublas(self.device)
 
     @functools.cached_property
     def cccl(self):
-        """What sorts long rows on this stream."""
+        """The CCCL sorter of this stream, for long rows."""
         return cccl(self.device)
 
     def ran(self, plan):
@@ -280,12 +280,12 @@ class CUDABackend(Backend):
     def synchronize(self):
         """Wait for everything submitted.  Errors: IndexRangeError (an id out of range), DeviceLost."""
         self.device.use()
-        with self.lock:                         # what other threads submit from here on is the next call's
+        with self.lock:                         # work submitted by other threads from here on is left to the next call
             ran, self._ran, held = self._ran, {}, self._held[:]
             self._held.clear()
         try:
             self.cuda.cuStreamSynchronize(self.stream)
-        except BaseException:                   # a Ctrl-C: the work goes on, and is waited for again
+        except BaseException:                   # after a Ctrl-C the work goes on, and the next call waits for it
             with self.lock:
                 self._ran = ran | self._ran
                 self._held[:0] = held
@@ -336,7 +336,7 @@ class CUDABackend(Backend):
             return True
         source, target = a._range(src, 0, src.nbytes), b._range(dst, 0, dst.nbytes)
         if src_backend is not self:
-            src_backend._after(self)            # what is overwritten is still being read here
+            src_backend._after(self)            # this stream still reads what will be overwritten
         src_backend.device.use()
         self.device.submit_copy(src_backend.device, target, source, src.nbytes, src_backend.stream)
         if src_backend is not self:

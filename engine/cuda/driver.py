@@ -85,7 +85,7 @@ def driver():
         version = int(found.cuDriverGetVersion())
     except GgjitError:
         raise
-    except Exception as e:                      # the bindings' own: libcuda is absent, or lacks a function
+    except Exception as e:                      # errors of the bindings: libcuda is absent, or lacks a function
         raise NotSupported(f"no usable NVIDIA driver on this machine ({e}); install one, or use the CPU "
                            f"backend") from None
     if version < MIN_DRIVER:

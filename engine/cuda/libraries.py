@@ -62,7 +62,7 @@ def _random(leaf):
 
 @dataclasses.dataclass(frozen=True)
 class CudaLibrary:
-    """What may take the place of our own kernels.
+    """A library that may take the place of our own kernels.
 
     own(t)          the launches without it
     decided()       is it used wherever it may be?
@@ -112,7 +112,8 @@ def _way(backend, t, library, call):
             _file(device).add(device.measured)      # an unwritable place: measured in every process
         way = min(device.measured[name], key=device.measured[name].get)
         if way == library.name and isinstance(call, Sort):
-            backend.cccl.prepare(call)          # what an earlier process measured need not serve in this one
+            # the library may not work in this process although an earlier one measured it
+            backend.cccl.prepare(call)
         return way
     except library.forgiven as e:
         if not isinstance(e, OutOfMemory):
@@ -143,7 +144,7 @@ def measure(device, t, library):
 
 
 def forced(way):
-    """A block inside which this thread makes plans whose nodes go that way."""
+    """Context in which this thread makes plans whose nodes are computed by `way`."""
     return measured.forced(_forced, way)
 
 

@@ -122,7 +122,7 @@ def _used(device):
 
 
 def _new(nbytes, device):
-    raw = np.full(nbytes + 256, 0xFF, np.uint8)             # NaN bytes: nothing may count on zeros
+    raw = np.full(nbytes + 256, 0xFF, np.uint8)             # filled with NaN bytes, so that no kernel relies on zeros
     base = raw.__array_interface__["data"][0]
     base += -base % 256
     _memory[base] = raw, nbytes, device
@@ -167,7 +167,7 @@ def _bytes_at(address, n):
 
 
 def _copy(stream, dst, src, n, on_device):
-    """on_device: those of the addresses that are device memory, when the work is done too."""
+    """on_device: addresses that must be device memory, also when the copy is done."""
     def copy():
         for address in on_device:
             check(int(address), n)

@@ -32,7 +32,7 @@ class Terminal:
     least = LEAST
 
     def at_end(self, function):
-        """Nothing: a terminal's line can be changed at any time."""
+        """Do nothing: a terminal's line can be changed at any time."""
 
     def show(self, text, last=False):
         text = text[:shutil.get_terminal_size().columns - 1]
@@ -59,7 +59,7 @@ class Cell:
 
     def show(self, text, last=False):
         if self.handle is None:
-            from IPython.display import display  # it is there: one of its kernels runs this code
+            from IPython.display import display  # IPython is imported: its kernel runs this code
             self.handle = display({"text/plain": text}, raw=True, display_id=True)
         else:
             self.handle.update({"text/plain": text}, raw=True)
@@ -80,7 +80,7 @@ class Notice:
         self._place, self._lock = place, ForkLock()
         self._where = None              # place of the line while kernels are compiled
         self._start = self._before = 0  # seconds, and number of compiled kernels, when that began
-        self._changed = self._seen = 0  # the same when a kernel was last seen to be done
+        self._changed = self._seen = 0  # the same values when the last kernel was finished
         self._name, self._expected = "", 0
         self._kept = "; kept for the next time"
 

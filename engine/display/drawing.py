@@ -191,7 +191,7 @@ def _curve(points):
 
 
 def _graphviz(dot, form):
-    """What `dot -T<form>` makes of a text, or None where it fails or takes too long."""
+    """The output of `dot -T<form>` for a text, or None where it fails or takes too long."""
     try:
         done = subprocess.run(["dot", f"-T{form}"], input=dot.encode("utf-8"), capture_output=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

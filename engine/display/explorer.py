@@ -64,7 +64,7 @@ class Explorer(HtmlRepr):
 
     def html(self):
         """The view as one piece of HTML."""
-        mark = secrets.token_hex(8)             # a cell shown twice has the element twice
+        mark = secrets.token_hex(8)             # the element may be shown twice on a page, so its id is random
         script = SCRIPT.read_text("utf-8")
         return (f"<div class='gx' data-gx='{mark}'>{BODY.format(title=escape(self.title))}</div><style>{STYLE}</style>"
                 f"<script>(function () {{\n{script}\nconst data = {self._data};\n"

@@ -130,7 +130,7 @@ def _plan(p: Plan):
         return i, label(t), op_name(t), kernel.name, f"{where[0].id} + {where[1]:,}" if where else ""
     try:
         rows = [row(i, t, k) for i, (t, k) in enumerate(zip(p.nodes, p.kernels, strict=False))]
-    except GgjitError:                  # memory that was freed since
+    except GgjitError:                  # the memory was freed meanwhile
         rows = []
     return facts(f"Plan of {len(p.nodes)} nodes", (
         ("backend", repr(p.backend)), ("threads", p.n_threads), ("work memory", size_text(p.work_nbytes)),

@@ -15,7 +15,7 @@ import collections
 GAP_X, GAP_Y = 22, 34           # gaps between the boxes of a rank, and between ranks
 LANE = 10                       # width an arrow takes when it passes a rank
 SWEEPS = 12
-MAX_LANE_POINTS = 4000          # beyond it the longest arrows are drawn straight across what lies between
+MAX_LANE_POINTS = 4000          # with more points the longest arrows are drawn straight, across boxes
 
 
 class LayeredLayout:
@@ -178,7 +178,7 @@ def _longest_lane(spans):
 
 
 def _inversions(pairs):
-    """How many two of the pairs (a, b) are in one order by a and in the other by b."""
+    """How many pairs of pairs (a, b) are ordered one way by a and the other way by b: crossings."""
     below, n = [], 0
     for _, b in sorted(pairs):
         n += len(below) - bisect.bisect_right(below, b)

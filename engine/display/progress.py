@@ -18,7 +18,7 @@ from ggjit.ops.core.progress import quiet, work
 from ggjit.ops.native.jit import CACHE
 
 TICK = 0.1                              # seconds between two moves of a clock's bar
-BAR_WIDTH = 24                          # columns; what it and the numbers leave of the terminal is for the description
+BAR_WIDTH = 24                          # columns of a bar; the description gets the rest of the terminal
 
 
 def _drawn():
@@ -37,7 +37,7 @@ def shortened(text, width):
 
 
 def _numbers(task):
-    """What stands behind a bar: "3/8  1.5/s  0:04 left"."""
+    """The text behind a bar: "3/8  1.5/s  0:04 left"."""
     done = f"{task.completed:,.0f}" + (f"/{task.total:,.0f}" if task.total else "")
     rate = f"  {task.speed:,.3g}/s" if task.speed else ""
     left = "" if task.time_remaining is None else "  {}:{:02d} left".format(*divmod(math.ceil(task.time_remaining), 60))
@@ -77,7 +77,7 @@ class _Display:
         self._progress.update(task, **changes)
 
     def remove(self, task):
-        self._progress.refresh()            # work quicker than the display's own tick is seen to have ended
+        self._progress.refresh()            # drawn at once, so that work shorter than a tick is shown as done
         self._progress.remove_task(task)
         if not self._progress.tasks:
             self._progress.stop()

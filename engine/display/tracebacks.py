@@ -26,7 +26,7 @@ def _is_library(frame):
 
 
 def _cell(file):
-    """"cell" for the file of a notebook's cell, which has a number for a name."""
+    """"cell" for a notebook's cell, whose file name is a number; else the file's name."""
     return "cell" if "ipykernel_" in file or file.startswith("<ipython") else file
 
 

@@ -186,8 +186,8 @@ class GraphAllocator:
         graph.placement = placement
 
     def _place_leaves(self, leafs, where, then):
-        """The leaves go where `where` says, those of the graph before lose their places; after an error of `then` all
-        lie where they lay."""
+        """Place the leaves by `where`, take back the places of the previous graph's leaves, and call `then`; after an
+        error of `then` all places are as before."""
         before = [(t, TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist(), t._holds["memory"]) for t in self._own_leaves()]
         owned = list(self._owned)
         self._forget_leaves()
@@ -205,7 +205,7 @@ class GraphAllocator:
             raise
 
     def _tell_buffers(self, graph, leafs, placement):
-        """Which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
+        """Tell the buffers which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
         views = np.flatnonzero(VIEW_OP[TABLE.words[graph.node_ids, T_OP]])
         if views.size:
             self._refuse_bare_views(graph, views, placement._places.ids, leafs.ids)
@@ -253,7 +253,7 @@ class GraphAllocator:
         """(buffer, byte offset) of a tensor of the last allocated graph."""
         expect(t, Tensor, "placement")
         ids, lives = self._lives
-        mine = lives[ids == t.id] == t.generation           # else a later tensor in the same row of the table
+        mine = lives[ids == t.id] == t.generation           # else the row of the table belongs to a later tensor
         where = self._placed.where.get(t.id) if mine.any() else None
         where = where or t._where()
         if where is None:

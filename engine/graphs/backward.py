@@ -26,7 +26,7 @@ from ggjit.tensors.tensor import Tensor
 
 
 class Rules:
-    """What a gradient rule builds with: every op builder by name, and what several rules need.
+    """The argument `g` of gradient rules: every op builder by name, and helpers.
 
         g.mul(dy, b)        the builder `mul`
     """
@@ -46,7 +46,7 @@ class Rules:
         return x if x.type is F32 else self.cast(x, F32)
 
     def rows(self, x):
-        """x with the elements of a row side by side."""
+        """x, or a contiguous copy where the elements of a row do not lie side by side."""
         return x if rows_contiguous(x) else self.cont(x)
 
     def dense(self, x):
@@ -58,7 +58,7 @@ class Rules:
         return self.fill(self.f32(x), 0.0)
 
     def empty(self, ne):
-        """A tensor that stands for its shape alone."""
+        """A tensor without values, for ops that read only its shape."""
         return self.ctx.new_tensor(F32, ne)
 
     def constant(self, array):
@@ -107,19 +107,19 @@ class Rules:
         return None if total is None else self.dense(total)
 
     def once(self, t, name, make):
-        """make(), for the rule of t: what several of its sources share is built once."""
+        """make(), called once for node t: nodes that the gradients of several sources share."""
         if (t.id, name) not in self._kept:
             self._kept[t.id, name] = make()
         return self._kept[t.id, name]
 
     def missing(self, what):
-        """A rule for a source that the op has no gradient for."""
+        """An entry of a rule for a source whose gradient is not implemented: it raises NotSupported."""
         def refuse():
             raise NotSupported(f"there is no gradient {what}")
         return refuse
 
     def add_to(self, x, d):
-        """d is one more part of the gradient of x."""
+        """Add d to the gradient of x."""
         total = self.sums.get(x.id)
         self.sums[x.id] = d if total is None else self.add(total, d)
 
@@ -315,7 +315,7 @@ def _walk_back(rules, t, reached):
 
 
 class _Writers:
-    """Nodes that write into memory of other tensors, and what may no longer be read after them."""
+    """Nodes that write into memory of other tensors, to check that no later node reads what they overwrote."""
 
     def __init__(self, nodes, reached):
         self.at = {t.id: i for i, t in enumerate(nodes)}

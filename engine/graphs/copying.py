@@ -145,7 +145,7 @@ def _computes_in_place(backend, graph):
 
 
 def _stops(answer):
-    """A callback that returns nothing lets it go on."""
+    """Does the callback's answer end the comparison?  None does not."""
     return answer is not None and not as_bool(answer, "the callback of compare_graph_backend")
 
 

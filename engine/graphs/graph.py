@@ -38,7 +38,8 @@ class Graph(HtmlRepr):
     """
     outputs, nodes, leafs, node_ids, leaf_ids, output_ids = (
         Fixed("a graph never changes: make another, gg.Graph(*tensors)") for _ in range(6))
-    planner = None                      # what GraphAllocator has to use, where offsets are part of the graph's promise
+    # the planner that GraphAllocator must use, where the graph was made for its offsets
+    planner = None
     search = {}                         # and how it searches: capacity, node_limit of PlanOptions  # noqa: RUF012
     visited = False                     # nodes and leafs as `visit` finds them from the outputs?
     placed = False                      # True for what a scheduler hands to a backend (engine/graphs/placed.py)

@@ -87,9 +87,9 @@ class Plan(Results, HtmlRepr):
         if placement is not None:
             expect_slot(placement, "where", "a plan takes the placement of a graph (Graph.placement)")
         self.backend, self.graph, self.placement = backend, without_plans(graph), placement
-        # a scheduler's part of a graph is left alone: other parts may read what is computed in between
+        # no runs of nodes in a scheduler's part, whose results other parts may read, nor with work memory of each node
         self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.placed \
-            and "check" not in debug and not getattr(placement, "work", None)     # which is each node's alone
+            and "check" not in debug and not getattr(placement, "work", None)
         self.n_threads = backend.n_threads
         self._output_ids = graph.output_ids
         self.runs = 0
@@ -116,14 +116,14 @@ class Plan(Results, HtmlRepr):
         return self._singles
 
     def _code(self, part):
-        """What stands in the NODE row for the kernel; asked once for each kernel."""
+        """The word of a NODE row that names the kernel, such as its address; asked once for each kernel."""
         return 0
 
     def _check_place(self, t, buf):
-        """Can `t` be used where it lies?  Asked where tensors are marked or a buffer is particular."""
+        """Can `t` be used where it lies?  Asked for marked tensors and for buffers that hold only some tensors."""
 
     def _is_particular(self, buf):
-        """May it hold some tensors only?"""
+        """Does the buffer accept only some tensors?"""
         return False
 
     def _memory(self, buf):
@@ -145,7 +145,7 @@ class Plan(Results, HtmlRepr):
         raise NotSupported(f"{type(self).__name__} does not run")
 
     def _alone(self):
-        """A context manager: no other plan of the device runs inside it."""
+        """Context in which no other plan of the device runs."""
         return contextlib.nullcontext()
 
     # ------------------------------------------------------------ making
@@ -206,7 +206,7 @@ class Plan(Results, HtmlRepr):
         self._work_words = starts[:-1][self.rows[starts[:-1] + r.N_WORK_SIZE] > 0] + r.N_WORK
 
     def _codes(self):
-        """{id of a kernel: what stands in the NODE rows for it}"""
+        """{id of a kernel: its word in NODE rows}"""
         return {key: self._code(p) for key, p in {id(p.kernel): p for p in self.parts}.items()}
 
     def _write_rows(self, starts):
@@ -260,7 +260,7 @@ class Plan(Results, HtmlRepr):
         self._note_written()
         self.__dict__.pop("_spans", None)
         self._rows_written(self._held)
-        self.resolved = places.version      # last: a failure above leaves the plan to be resolved again
+        self.resolved = places.version      # set last: after an error above the plan is resolved again
 
     def _note_written(self):
         """The leaves this plan computes into: their versions rise with a run (engine/core/versions.py)."""
@@ -278,7 +278,7 @@ class Plan(Results, HtmlRepr):
         if self.resolved != TABLE.placement_version:
             places = self._check_places()
             if not all(p.permitted(places) for p in self.parts if len(p.nodes) > 1):
-                self._lay_out(places)       # something moved to where a fused kernel would overwrite what it reads
+                self._lay_out(places)       # a tensor moved, and a fused kernel would now overwrite what it reads
             self._resolve(places)
 
     # ------------------------------------------------------------ running
@@ -318,7 +318,8 @@ class Plan(Results, HtmlRepr):
             mark_last(self, self.graph.nodes)
 
     def _compute_in_debug(self):
-        if "poison" in debug and not self.graph.placed:    # a split's memory holds what earlier splits computed
+        # in a scheduler's split the memory holds results of earlier splits
+        if "poison" in debug and not self.graph.placed:
             self._poison()
         if self.nodes:
             self._run(0, len(self.nodes))
@@ -327,7 +328,7 @@ class Plan(Results, HtmlRepr):
         """From here on the memory this plan computes into is its own; called by `_run` when no other run is under way
         on the device, so that readers of other plans see it before the first byte changes (`numpy`)."""
         self.started = True
-        if not self.graph.placed:           # else it is a part of a run that others read
+        if not self.graph.placed:           # a scheduler's part does not own the run's results
             for buf in self._written:
                 buf.last_plan = self._me
 
@@ -438,7 +439,7 @@ class Plan(Results, HtmlRepr):
                 raise NotAllocated(f"{describe(t)} is not part of this plan's graph")
             with oom_guard("numpy", t):
                 values = t._decoded(self._bytes(t, *where))
-            self.check_intact(t)            # again: another plan may have begun to write while the bytes were read
+            self.check_intact(t)            # checked again: another plan may have written while the bytes were read
             return values
 
     def values(self, t):

@@ -27,7 +27,8 @@ def layers(nodes):
         for s in t.src:
             if s is not None:
                 readers[s.id].add(t.id)
-    for t in reversed(nodes):           # no name, no weights: with those who read it, if they agree
+    # a node without name and weights belongs to the layer of its readers, if all agree
+    for t in reversed(nodes):
         if own[t.id] is None and not t.name and not any(s is not None and WEIGHT.search(s.name) for s in t.src):
             theirs = {own[i] for i in readers[t.id]}
             own[t.id] = theirs.pop() if len(theirs) == 1 else None

@@ -53,7 +53,7 @@ class PlanCache:
         return entry[1]
 
     def _valid(self, owner, key):
-        """(key, plan) of the owner; None if there is none, or its key is another now."""
+        """(key, plan) of the owner; None if there is none or its key has changed."""
         entry = self._kept.of(owner) if self._limit is None else self._kept.get(owner)
         return entry if entry is not None and entry[0] == key(entry[1]) else None
 

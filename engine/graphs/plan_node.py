@@ -59,7 +59,8 @@ def plan_nodes(nodes, choose, marked=frozenset()):
     specs, of_users, kernels, out = all_specs(), ops_with("calls_python"), {}, []
     for t, signature in zip(nodes, signatures(nodes, marked), strict=True):
         found = kernels.get(signature)
-        if found is None or t.op in of_users:               # a function of the user's belongs to one node
+        # a node that calls a user's function gets a kernel of its own
+        if found is None or t.op in of_users:
             found = kernels[signature] = choose(t), specs[t.op].module, len(kernels)
         kernel, module, kind = found
         out.append(PlanNode(t, kernel, module, t.src, (t,), None, _NOTHING, (), (), kind))

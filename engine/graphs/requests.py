@@ -48,8 +48,8 @@ def plan_request(graph, bufts, node_ids=None, leaf_ids=None):
 
 
 def options_for(graph, planner, time_limit=1.0, remember=False):
-    """The PlanOptions of a planner; it searches as the graph says where that is the graph's own planner.  graph: may
-    be None."""
+    """The PlanOptions of a planner; with the graph's own search settings where the planner is the graph's own.  graph:
+    may be None."""
     made = _options if type(planner) is str and type(time_limit) in (int, float) else _options.__wrapped__
     options = made(planner, time_limit, remember)
     own = graph is not None and planner == graph.planner and graph.search

@@ -23,7 +23,7 @@ def mark_last(run, nodes):
     if _ran_last() is not run:
         with _marking:              # graphs of two threads may share tensors
             _ran_last, mine = _none, weakref.ref(run)       # stays None if a signal comes in before the loop has ended
-            put = object.__setattr__                        # a sixth of the time of the tensor's own
+            put = object.__setattr__                        # six times as fast as the tensor's own __setattr__
             for t in nodes:
                 put(t, "_plan", mine)
             _ran_last = mine
@@ -49,7 +49,7 @@ class Results:
         """(place of `t` in the order of `_spans`, its row there), or None where its memory is its own."""
 
     def _lost(self, t):
-        """Why there is no result of `t` at all, or None."""
+        """The reason, as text, why `t` has no result, or None."""
 
     def _overwrites(self, writer, t):
         """Does `writer`, computed later in memory of `t`, spoil it?"""
@@ -81,7 +81,7 @@ class Results:
                 raise Overwritten(f"the memory of {describe(t)} was reused by {by}; {self._remedy(t, writer)}")
 
     def _remedy(self, t, writer):
-        """What keeps the values of `t`, which `writer` overwrote."""
+        """The remedy, as text, that keeps the values of `t`, which `writer` overwrote."""
         writer = writer() if isinstance(writer, weakref.ref) else writer
         if writer is not None and writer.base is t.base:
             return "it works in place: use the op without _inplace to keep both"
@@ -107,7 +107,7 @@ class Results:
 
 
 def used_by_another(t):
-    """Why there is no result of a tensor whose memory another graph computed in."""
+    """The reason, as text: another graph has computed in the tensor's memory."""
     return (f"the memory of {describe(t)} was used by another graph of the same GraphAllocator; read results before "
             f"that, or give each graph an allocator of its own")
 
@@ -180,6 +180,6 @@ class SharedResults(RunResults):
 
 
 def never_stored(t, reader):
-    """Why there is no result of a node inside a fused kernel."""
+    """The reason, as text: a node inside a fused kernel is never stored."""
     return (f"{describe(t)} was never stored: one kernel computes {reader} from its sources; call gg.set_output on it "
             f"before building the graph, or plan with fuse=False")

@@ -89,7 +89,8 @@ class TensorAllocator(Handle):
         where = dict(base=None) if self.buffer is None else dict(size=self.buffer.size, base=self.buffer.base)
         self._places = BestFit(alignment=alignment, **where)
         self._tensors = {}                      # id -> weak reference to the tensor placed under it
-        self._given_back = {}                   # likewise of those that were given back since, and are placed nowhere
+        # id -> weak reference to a tensor that was given back and not placed again
+        self._given_back = {}
 
     is_measure = property(lambda self: self._places.is_measure)
     max_size = property(lambda self: self._places.max_size, doc="Highest end of any tensor so far, in bytes.")
@@ -101,7 +102,7 @@ class TensorAllocator(Handle):
             raise StaleHandle("the buffer of this allocator was freed; make another allocator")
 
     def needed_nbytes(self, t):
-        """What the buffer type says the tensor needs."""
+        """Bytes that the buffer type asks for the tensor."""
         return checked_int(self.buft, "alloc_size", t, least=t.nbytes)
 
     def alloc(self, t):
@@ -128,7 +129,7 @@ class TensorAllocator(Handle):
         self._given_back.pop(t.id, None)
 
     def _drop_dead(self):
-        """Give back what tensors of contexts that are gone held.  Returns whether there was any."""
+        """Give back the places of tensors whose contexts are gone.  Returns whether there was any."""
         dead = [i for i in self._places.live if not _is_alive(self._tensors.get(i))]
         for i in dead:
             self._places.free_id(i)
@@ -251,7 +252,7 @@ class Allocr(Handle):
         for t in tensors:
             t._check()
         if any(t.id in talloc._places.live and not talloc.is_own(t) for t in graph.leafs):
-            talloc._drop_dead()                         # rows that belong to other tensors by now
+            talloc._drop_dead()                         # rows of dead tensors may belong to others by now
         for t in graph.leafs:
             if talloc.is_own(t) and t.id not in talloc._places.live:
                 raise ParamError(f"the memory of {describe(t)} was given back by an earlier alloc_graph; call reset, "

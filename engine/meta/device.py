@@ -26,11 +26,12 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedRun, PlacedTensor, place_of
 from ggjit.graphs.plan_cache import without_plans
-from ggjit.meta.split import MIRRORED, PARTIAL, given, period, result_of, slice_offs, slice_shape
+from ggjit.meta.split import given, result_of, slice_offs, slice_shape
 from ggjit.ops.core import machine
 from ggjit.ops.core.errors import NotAllocated, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.shape import describe, is_contiguous
+from ggjit.ops.core.split import MIRRORED, PARTIAL, period
 from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.sched.scheduler import Scheduler
 from ggjit.tensors.context import Context, alloc_ctx_tensors
@@ -44,7 +45,7 @@ def meta_device(devices, split=None, name="META"):
     """One Device made of 2 to 16 others, tensors cut between them.
 
     split(t): how a leaf is cut: None, on every device whole; an axis 0 to 3, evenly; or (axis, sizes), elements for
-    each device.  What is computed is cut as follows from that (engine/meta/split.py); where an op has no rule for parts
+    each device.  How a result is cut follows from that (`split` of ops/core/spec.py); where an op has no rule for parts
     it gets whole tensors on every device.  Products cut along axis 1 of their weights give the bits of one device where
     its kernels give a row the same bits in any number of rows; summands of those cut along axis 0 are added in the
     order of the devices.
@@ -110,7 +111,7 @@ class MetaBufferType(BufferType):
         return False
 
     def alloc_buffer(self, size):
-        """Numbers alone: the parts of leaves are allocated when these are placed, those of results by a run."""
+        """A buffer without memory: parts of leaves are allocated when leaves are placed, parts of results by a run."""
         return MetaBuffer(self, size)
 
 
@@ -155,14 +156,14 @@ class MetaBuffer(Buffer):
     def init_tensor(self, t):
         if t.view_src is None and t.op == OP.NONE:
             device = self.buft.device
-            # what a scheduler copies is whole on every device; a leaf is cut as the user says
+            # a scheduler's copies are whole on every device; leaves are cut as the user says
             state = MIRRORED if isinstance(t, PlacedTensor) else given(t, device.split(t), len(device.devices))
             held = self._parts.get((t.id, t.generation))
-            if held is None or held.state != state:     # a scheduler says it whenever it looks up places
+            if held is None or held.state != state:     # a scheduler calls this whenever it looks up places
                 self.computed({(t.id, t.generation): _allocated(t, state, device)})
 
     def init_view(self, t):
-        """It has the memory of its base."""
+        """Nothing to do: a view has the memory of its base."""
 
     def parts(self, t):
         """Parts of a tensor that is no view.  Errors: NotAllocated."""
@@ -173,7 +174,7 @@ class MetaBuffer(Buffer):
         return found
 
     def computed(self, parts):
-        """Where tensors are from now on, such as the results of a run: {(id, generation): Parts}."""
+        """Note where tensors are from now on, such as the results of a run: {(id, generation): Parts}."""
         if any(self._parts.get(key) is not p for key, p in parts.items()):
             self._parts.update(parts)
             MetaBuffer.n_changes += 1
@@ -437,7 +438,7 @@ class MetaRun:
         found = self._gathered.get(s.id)
         if found is not None:
             return found.tensors
-        if s.op in VIEW_OPS and s.view_src is not None:                 # the same view of what is gathered
+        if s.op in VIEW_OPS and s.view_src is not None:                 # the same view of the gathered tensor
             root = Parts(MIRRORED, self._whole(s.view_src, reader))
             sources, of = [self._whole(s.src[0], reader)], len(self._computed)
             self._computed.append(s)

@@ -91,7 +91,7 @@ def peak_f32(seconds=0.2, now=time.perf_counter):
 
 
 def _best(once, seconds):
-    """A limit is what was reached once."""
+    """The best of repeated measurements, since a limit is what was reached once."""
     end, out = time.perf_counter() + seconds, []
     while time.perf_counter() < end or len(out) < 3:
         out.append(once())

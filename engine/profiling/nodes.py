@@ -19,7 +19,7 @@ from ggjit.tensors.summary import label, op_name
 
 
 def part_traffic(part):
-    """The same of a fused node: results that are left out are neither written nor read, nothing is read twice."""
+    """(bytes, operations) of a fused node: intermediate results do not count, and sources count once."""
     if len(part.nodes) == 1:
         return moved_nbytes(part.t)
     total, known = 0, {t.id for t in part.nodes}

@@ -51,7 +51,8 @@ def share_text(roofline):
 
 
 class Profile(HtmlRepr):
-    """What ran inside the `with` block.  `rows`: NodeTime per node; `by(key)`: summed; str() and HTML are tables."""
+    """The nodes that ran inside the `with` block.  `rows`: NodeTime per node; `by(key)`: summed; str() and HTML are
+    tables."""
 
     facts = staticmethod(facts_of)      # called by the pool when it first runs a plan (engine/cpu/ticks.py)
 
@@ -64,7 +65,8 @@ class Profile(HtmlRepr):
             raise GgjitError("this profile is open already; make another with gg.profile()")
         tracing = the_pool().tracing
         self._open, self._start = True, (clock(), time.perf_counter_ns())
-        self._before = {s: s.sums() for s in tracing.trace_buffers.values()}  # of profiles around this one
+        # sums of trace buffers that profiles around this one opened
+        self._before = {s: s.sums() for s in tracing.trace_buffers.values()}
         tracing.watch(self)
         return self
 
@@ -74,7 +76,7 @@ class Profile(HtmlRepr):
         the_pool().tracing.leave(self)
         self._hz = None
         if time.perf_counter_ns() - self._start[1] >= MIN_BASELINE_NS:
-            self._calibrate()           # else when `hz` is first read: closing a profile does not wait
+            self._calibrate()           # otherwise done when `hz` is first read, so that closing does not wait
 
     def _calibrate(self):
         """Ticks per second over the time since the profile was opened, or a little longer where that was too short."""

@@ -58,7 +58,8 @@ class Assignment:
     def __init__(self, support, graph, pins, owned, motion=False, decided=None):
         """decided: {tensor id: (backend number, cause, its argument)}, for another order of the nodes."""
         self.alloc_deps = ()        # AllocDep of backends (engine/sched/order.py)
-        self.support, self.nodes = support, graph.nodes     # not the graph: schedulers hold runs by weak graph keys
+        # the nodes, not the graph: schedulers keep runs by weak references to graphs
+        self.support, self.nodes = support, graph.nodes
         self.output_ids = graph.output_ids
         self.tensors = [*graph.nodes, *graph.leafs]
         self._check_alive(graph.leaf_ids, graph.leafs)
@@ -75,7 +76,8 @@ class Assignment:
 
     @staticmethod
     def _check_alive(leaf_ids, leafs):
-        """A leaf whose buffer was freed is no leaf without memory: its values are gone."""
+        """Errors: StaleHandle for a leaf whose buffer was freed; it must not be taken for one that has no memory
+        yet."""
         gone = np.flatnonzero(TABLE.words[leaf_ids, T_BUFFER] == FREED)
         if gone.size:
             raise freed(leafs[gone[0]])
@@ -99,7 +101,7 @@ class Assignment:
         s = self.support
         while True:
             self.ids = ids
-            self.found = self.placed()              # before anything is read: `place_leaves` compares
+            self.found = self.placed()              # looked up first, since `place_leaves` compares with it
             self.n = n = len(ids)
             self.rows = np.empty(n, rec.ROW)
             self.rows["id"] = ids
@@ -118,7 +120,8 @@ class Assignment:
             self.rows["bits"][:self.n_nodes][ops == op] |= sum(1 << rec.UPDATES + j for j in sources)
 
     def _adopt(self, i, missing):
-        """What tensor i needs from outside the graph is taken in as a leaf if it has memory; a base of a view, say."""
+        """Add a tensor from outside the graph that tensor i needs, such as the base of a view, as a leaf, if it has
+        memory."""
         t = self.tensors[i]
         other = next((x for x in (t.view_src, *t.src) if x is not None and x.id == missing), None)
         if other is None or TABLE.words[missing, T_BUFFER] < 0:
@@ -213,6 +216,6 @@ class Assignment:
         return causes.text(int(self.rows["cause"][i]), int(self.rows["cause_arg"][i]))
 
     def place_leaf(self, i, buft_index):
-        """Leaf i has memory now."""
+        """Note that leaf i has memory now."""
         self.rows["own"][i] = self.rows["mem"][i] = buft_index
         self.rows["mem"][self.rows["view"] == i] = buft_index

@@ -38,7 +38,8 @@ def _last_write(assigned, t):
 def copy_experts(run, copy, ids):
     """Copy the experts in use.  ids: the ids tensor looked up last and its values; returns (bytes copied, ids)."""
     t, src = copy.experts, copy.src
-    for part in run.parts[run.instance]:                # the ids may be a copy that is not made yet: read the original
+    # if the ids are copied too, the copy is not made yet: the original is read
+    for part in run.parts[run.instance]:
         t = next((c.src for c in part.copies if c.dst is t), t)
     if ids is None or ids[0] is not t or _last_write(run.assigned, t) >= 0:
         ids = (t, _values(run, t))

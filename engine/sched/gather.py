@@ -141,7 +141,7 @@ def gather(params, buffers, n_bufs, block_sizes, stamped_rows, stamp):
 
 @inlined
 def _mix(a, b, x):
-    """One word into both hashes."""
+    """Mix one word into both hashes."""
     x = np.uint64(x)
     a = (a ^ x) * np.uint64(0xFF51AFD7ED558CCD)
     b = (b ^ x) * np.uint64(0xC4CEB9FE1A85EC53)

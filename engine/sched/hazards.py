@@ -32,7 +32,8 @@ class Writers:
         return np.unique(self.backends[lo:hi]).tolist()
 
     def _sharing(self, assigned):
-        """A backend writes its own compute memory (results, copies), leaves, and what it works on in place elsewhere.
+        """For each backend the asynchronous others that read or write memory which it writes or they write.  A backend
+        writes its own results and copies, leaves, and what it works on in place elsewhere.
         """
         s, rows = assigned.support, assigned.rows[self.bases]
         n, reads = len(s.backends), s.reads

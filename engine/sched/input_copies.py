@@ -32,7 +32,7 @@ class Copy:
         self.look_up()
 
     def look_up(self):
-        """Something moved.  If it was the original or the copy, nothing is known about their bytes any more."""
+        """Look the places up again.  If the original or the copy moved, the copy has to be made anew."""
         self.fast = self.buf = None
         place = self.src._where(), self.dst._where()
         if place != self.place:
@@ -69,7 +69,8 @@ class Copy:
                     return self.nbytes, ids
                 if run.support.is_async[self.writer]:
                     backends[self.writer].synchronize()
-        if run.support.is_async[b] and not part.backend.writes_in_order:    # it may still read what the copy held
+        # the backend may still read the former values of the copy
+        if run.support.is_async[b] and not part.backend.writes_in_order:
             if part.event is not None and run.n_instances > 1:
                 event_synchronize(part.event)
             else:

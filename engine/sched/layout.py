@@ -53,7 +53,7 @@ class GraphLayout:
         source = np.concatenate([np.arange(n), np.repeat(copies["src"], n_instances), marked, kept[:, 2]])
         backend = np.concatenate([rows["backend"], np.repeat(copies["backend"], n_instances),
                                   rows["backend"][marked], rows["backend"][kept[:, 1]], rows["backend"][worked]])
-        # source[row]: the tensor whose size the row has
+        # source[row]: number of the tensor whose size a row of the table has, since copies have their original's
         buft_ids = np.array(s.buft_ids, np.int64)[backend]
         sizes = self._sizes(assigned, source, buft_ids[:first_work])
         if work:

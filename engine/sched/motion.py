@@ -64,7 +64,7 @@ def _move(g, i, b):
 
 @inlined
 def _next(g, i, step):
-    """The next node from i in that direction that computes, -1."""
+    """The next computing node from i in direction `step`, -1 for none."""
     i += step
     while 0 <= i < g.n_nodes and g.rows[i].bits & rec.IS_VIEW_OP:
         i += step
@@ -88,7 +88,8 @@ def improve(params, seen):
             a, b = g.rows[i].backend, g.rows[k].backend
             if a == b:
                 continue
-            for step in (-1, 1):                        # the switch moves up: nodes go from a to b; or down
+            # move the switch towards earlier nodes (-1), or towards later ones (1)
+            for step in (-1, 1):
                 node, to = (i, b) if step < 0 else (k, a)
                 back = a if step < 0 else b
                 keep, moved, good = node, 0, 0
@@ -122,7 +123,7 @@ def move_splits(assigned):
 def never_worse(moved, plain):
     """Does the moved assignment copy no more than the plain one, in its first run and in every later one?
 
-    Counted as a run counts: also copies that are made again because the original was written meanwhile.  Experts are
+    Copies that are made again, because the original was written meanwhile, count as in a run.  Experts are
     copied one by one where a split starts with their op; that must not be lost.
     """
     first, later = (np.subtract(a, b) for a, b in zip(_run_nbytes(moved), _run_nbytes(plain), strict=True))

@@ -28,7 +28,7 @@ from ggjit.sched.records import base_of, opened
 
 @inlined
 def _copy_row(table, dst, t, id_):
-    """What the planner reads of a row: no parameters."""
+    """Copy the words of a row that the planner reads: all but the parameters."""
     d, s = t * T_WORDS, id_ * T_WORDS
     for k in range(T_PARAMS):
         dst[d + k] = table[s + k]

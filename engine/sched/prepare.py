@@ -72,11 +72,12 @@ def lay_out(settings, assigned):
 def prepare(settings, memory, events, rest, graph):
     """The Run of a graph, with memory for all of it.  rest(): called before compute buffers move."""
     made = None
-    while made is None:                                     # until no other thread moves a leaf meanwhile
+    while made is None:                                     # repeated while another thread moves a leaf meanwhile
         assigned = assign(settings, graph)
         layout = lay_out(settings, assigned)
         memory.grow(layout.chunk_sizes, rest)
-        made = place_leaves(assigned)                       # after whatever may fail: the user sees it
+        # done after everything that may fail, since the user can see it
+        made = place_leaves(assigned)
     backend, local = assigned.rows["backend"], assigned.local
     for buf, tensors in made:
         settings.leaves.append(OwnedLeaves(buf, [(t, int(backend[local[t.id]])) for t in tensors]))
@@ -125,7 +126,7 @@ class OwnedLeaves:
 
     def take_back(self):
         """The tensors have no memory again, as before."""
-        for t, _ in self.placed():              # first: a tensor in a freed buffer counts as lost
+        for t, _ in self.placed():              # before the buffer is freed: a tensor in a freed buffer counts as lost
             unplace(t, self.buf_id)
         owner = self._owner()
         if owner is not None:

@@ -30,7 +30,7 @@ ROW = _record(
     "nbytes",                   # from the first to the last element
     "sig",                      # row of the support matrix (0: nothing to compute)
     "backend",                  # number of the backend, NONE
-    "cause", "cause_arg",       # why (CAUSES below)
+    "cause", "cause_arg",       # why it runs there (engine/sched/causes.py)
     "bits",                     # flags below
     "src_end",                  # sources up to the last there is
     ("src", MAX_SRC),           # local numbers of the sources, NONE
@@ -69,7 +69,7 @@ _FIELD = {name: i for i, name in enumerate(PARAMS.names)}
 Opened = collections.namedtuple("Opened", (*ADDRESSES, "n", "n_nodes", "n_backends", "n_bufts", "n_instances", "rule",
                                            "op_offload", "keep_weights", "results"))
 _params, _rows, _splits, _copies, _uses = (array_maker(from_dtype(d)) for d in (PARAMS, ROW, SPLIT, COPY, USE))
-_ANY = 1 << 40                  # a length, where the passes know how far they may go
+_ANY = 1 << 40                  # used as length of an array whose real length the passes know
 
 
 @inlined

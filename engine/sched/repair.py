@@ -14,7 +14,7 @@ from ggjit.sched.records import can_read, memory_of, set_backend, supports, upda
 
 @inlined
 def _can_move(g, base):
-    """A leaf that is not placed, pinned or written yet lies where its writer runs."""
+    """May this base still move?  A leaf that is not placed, pinned or written yet goes where its writer runs."""
     return g.rows[base].mem < 0 and g.rows[base].bits & (rec.IS_LEAF | rec.IS_PINNED | rec.IS_WRITTEN) == rec.IS_LEAF
 
 
@@ -33,7 +33,7 @@ def _reaches_updated(g, i, b):
 
 @inlined
 def _mark_written(g, i, base):
-    """Node i writes the base base."""
+    """Note that node i writes the tensor `base`."""
     g.rows[base].bits |= rec.IS_WRITTEN if g.rows[i].backend == g.rows[base].backend else rec.IS_WRITTEN | rec.IS_SHARED
 
 

@@ -32,7 +32,7 @@ def _assign_2023(g):
                 set_backend(g, i, _home_2023(g, i), causes.DST, 0)
             elif g.rows[i].mem >= 0:
                 set_backend(g, i, g.homes[g.rows[i].mem], causes.VSRC, 0)
-    for step in range(2):                               # pass 1: where buffers are; pass 2: where sources went
+    for step in range(2):                               # pass 1 assigns by buffers, pass 2 by the backends of sources
         for i in range(g.n_nodes):
             if g.rows[i].backend >= 0:
                 continue
@@ -155,7 +155,7 @@ def _from_current(g, i):
     if b >= 0:
         set_backend(g, i, b, causes.DST if g.rows[i].view < 0 else causes.VSRC, 0)
         return
-    if g.rows[i].mem >= 0:                             # placed where no device can run it: `repair` decides
+    if g.rows[i].mem >= 0:                             # no device can run it where it is placed: `repair` decides
         return
     if g.rows[i].bits & rec.IS_INPUT:
         set_backend(g, i, g.n_backends - 1, causes.INPUT, 0)

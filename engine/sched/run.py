@@ -45,7 +45,7 @@ class Part:
 
 
 class Run(Results):
-    """Everything of one graph on one scheduler.  `compute()` may be called any number of times."""
+    """One graph prepared on one scheduler.  `compute()` may be called any number of times."""
 
     def __init__(self, assigned, layout, writers, memory, events):
         """memory, events: the scheduler's ComputeBuffers, and its events by backend and instance."""
@@ -63,7 +63,8 @@ class Run(Results):
         self._bound = None
         self._places = None, None               # version of the table, which buffers the tensors lay in
         self.copy_callback = None               # Scheduler.set_copy_callback
-        self.grown_for = None                   # versions of table and compute memory at which it was large enough
+        # versions of the table and of compute memory at which the memory was large enough
+        self.grown_for = None
         self.writers = writers
         self._written_ids = assigned.ids[self.writers.leaves]
         self.written_buffers = set(TABLE.words[self._written_ids, T_BUFFER].tolist())
@@ -71,7 +72,8 @@ class Run(Results):
     def key_under(self, settings):
         """What the run depends on besides its graph, as it is now.  settings: the scheduler's SchedSettings."""
         usages = tuple([b.usage for b in self.assigned.buffers])
-        threads = settings.work and tuple([b.plan_settings for b in self.support.backends])     # for work memory
+        # kernels' work memory depends on their threads
+        threads = settings.work and tuple([b.plan_settings for b in self.support.backends])
         return settings.pin_version, settings.motion, settings.planner, threads, usages, self.places()
 
     @functools.cached_property
@@ -152,7 +154,7 @@ class Run(Results):
         return at.tolist(), spans, [self.tensors[r] if r < self.assigned.n else workers.get(r) for r in rows.tolist()]
 
     def _undefined(self):
-        """All that is computed or copied anew in every run."""
+        """Memory of everything that is computed or copied in every run."""
         for b in self.support.backends:
             b.synchronize()
         return [(*self.place(r), int(self.layout.sizes[r])) for r in self._written_rows[1].tolist()
@@ -211,7 +213,7 @@ class Run(Results):
             for part in parts or ():
                 for c in part.copies:
                     c.look_up()
-        self._bound = bound                 # last: after an error places are looked up again
+        self._bound = bound                 # set last: after an error places are looked up again
 
     # ------------------------------------------------------------ making
     def _make(self, instance):
@@ -235,7 +237,7 @@ class Run(Results):
         return parts
 
     def _uses(self):
-        """{split: numbers of the copies to look at before it}: new ones, those to be made again, those that are kept"""
+        """{split: numbers of its copies}: those to be made, those to be made again, and kept ones to be checked"""
         uses, copies = {}, self.assigned.copies
         for split, c, refresh in self.assigned.uses.tolist():
             if refresh or copies["split"][c] == split or copies["kind"][c] == rec.KEPT:
@@ -270,7 +272,7 @@ class Run(Results):
         try:
             parts = self._prepared()
         except BaseException:
-            self.memory.used_by = self._bound = None        # buffers know part of it: all are notified again
+            self.memory.used_by = self._bound = None        # after an error buffers are told of all tensors again
             raise
         self.copied_nbytes = self.elided_nbytes = 0
         self.failed = ids = None
@@ -279,7 +281,8 @@ class Run(Results):
                 t0 = time.perf_counter_ns()
                 for a in self.writers.shares[part.number]:
                     self._wait(part, a)
-                copies = part.copies            # a copy callback may read the split's other inputs: weights come last
+                # weights are copied last, since a copy callback may read the split's other inputs
+                copies = part.copies
                 for copy in copies if self.copy_callback is None else sorted(copies, key=Copy.is_host_weight):
                     if copy.kept and copy.still_good():
                         self.elided_nbytes += copy.nbytes
@@ -321,7 +324,7 @@ class Run(Results):
         return parts
 
     def spoil(self, error):
-        """Note an error: there are no results, and what the copies hold is not known."""
+        """Note an error: there are no results, and copies may hold anything."""
         self.failed = repr(error)
         self.forget_copies()
 
@@ -368,7 +371,7 @@ class Run(Results):
         self._shown = int(self.assigned.split_rows["start"][part.graph.key[0]]) + j
         try:
             goes_on = callback(part.nodes[j], False)
-            return goes_on is None or as_bool(goes_on, "the eval callback")       # nothing returned: it goes on
+            return goes_on is None or as_bool(goes_on, "the eval callback")       # None lets the run go on
         finally:
             self._shown = None
 

@@ -270,7 +270,7 @@ class Scheduler(Handle):
 
     def _submit(self, graph):
         run = self._prepared(graph)
-        if self.memory.used_by is not run:      # others have other things at these places: they come to an end first
+        if self.memory.used_by is not run:      # another run has used this memory: wait for it first
             self.synchronize()
         wait_for_others(self, run)
         self._computing = True
@@ -407,5 +407,6 @@ class Scheduler(Handle):
 
 
 def _release(memory, events):
-    """What a scheduler holds of its devices.  Also called when one is dropped without `free`."""
+    """Free the memory and events that a scheduler holds of its devices.  Also called when one is dropped without
+    `free`."""
     call_all(memory.free, *(functools.partial(event_free, e) for of_backend in events for e in of_backend))

@@ -101,10 +101,10 @@ class Support:
         self.memo_mask = MEMO_SLOTS - 1
         self.memo = np.full(3 * MEMO_SLOTS, -1, np.int64)
         self.support, self.offload = np.ones((64, nb), np.uint8), np.zeros((64, nb), np.uint8)
-        self.n_signatures = 1                   # row 0: views and leaves, which every backend "computes"
+        self.n_signatures = 1                   # row 0 stands for views and leaves, which any backend supports
 
     def _make_room(self, n):
-        """Room for n more signatures.  A memo that would fill up is forgotten: devices are asked again."""
+        """Room for n more signatures.  A memo that would fill up is cleared, and devices are asked again."""
         if 2 * (self.n_signatures + n + 1) > self.memo_mask:
             slots = MEMO_SLOTS
             while slots < 4 * (n + 1):

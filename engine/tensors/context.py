@@ -34,7 +34,7 @@ from ggjit.tensors.tensor import NewTensor, Tensor, layout_of
 _MAX_NBYTES = 1 << 62
 _NO_MORE = tuple(NO_SRC[n:] for n in range(MAX_SRC + 1))                # the ids behind n sources
 _ONES = tuple((1,) * (MAX_DIMS - n) for n in range(MAX_DIMS + 1))       # the sizes behind n axes
-# calls from these packages are not the place in a user's program where a tensor was made
+# frames of these packages are skipped in the search for the user's line that made a tensor
 _INNER = (ggjit.ops.__name__ + ".", ggjit.tensors.__name__ + ".")
 _ids = itertools.count()
 _forgetting = ForkLock()
@@ -90,7 +90,7 @@ class Context(HtmlRepr):
         return self
 
     def __exit__(self, *exc):
-        stack = _active.stack               # a generator may leave its block inside another
+        stack = _active.stack               # blocks of generators need not end in the order in which they began
         del stack[len(stack) - 1 - stack[::-1].index(self)]
 
     def __bool__(self):
@@ -196,7 +196,7 @@ class Context(HtmlRepr):
         t = _new(NewTensor)                 # half the time of a call of the class
         if frame is None:
             t.__init__(row, generation, self, op, layout, src, view_src, view_offs, name)
-        else:                               # its line is looked up when it is asked for
+        else:                               # the line is computed from the code object when it is asked for
             t.__init__(row, generation, self, op, layout, src, view_src, view_offs, name, frame.f_code, frame.f_lasti)
         t.__class__ = Tensor                # from here on its attributes cannot be set
         ref, refs = NumberedRef(t, _note_dead), self._refs
@@ -208,8 +208,7 @@ class Context(HtmlRepr):
         return t
 
     def _forget(self):
-        """Drop the NumberedRefs of tensors that are gone: with every doubling, so that their number stays in
-        proportion.
+        """Drop the NumberedRefs of dead tensors.  Called when their number has doubled, so that it stays in proportion.
         """
         with _forgetting:
             n = len(self._refs)             # other threads append meanwhile
@@ -256,7 +255,7 @@ def _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb):
 
 def check_ne(type, ne):
     """ne as four ints, and how many of them were given; or a ShapeError."""
-    if ne.__class__ is tuple and len(ne) == MAX_DIMS:           # as most builders give it
+    if ne.__class__ is tuple and len(ne) == MAX_DIMS:           # the form that most builders pass
         n0, n1, n2, n3 = ne
         if n0.__class__ is n1.__class__ is n2.__class__ is n3.__class__ is int and n0 > 0 and n1 > 0 and n2 > 0 \
                 and n3 > 0 and n0 % type.block == 0 and n0 * n1 * n2 * n3 * type.nbytes < _MAX_NBYTES:
@@ -276,7 +275,7 @@ def check_ne(type, ne):
         raise ShapeError(f"dimensions must not be negative, got {list(ne)}")
     if ne[0] % type.block:
         raise ShapeError(f"{type!r} rows come in blocks of {type.block} elements, ne0 = {ne[0]} is no multiple")
-    if math.prod(filter(None, ne)) * type.nbytes >= _MAX_NBYTES:        # no stride is too large either
+    if math.prod(filter(None, ne)) * type.nbytes >= _MAX_NBYTES:        # then no stride is too large either
         raise ShapeError(f"{list(ne)} {type!r} is more than 2^62 bytes")
     return ne, n_given
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ggjit.core.arguments import nearest
 from ggjit.core.other_names import of_a_tensor
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
@@ -43,7 +44,7 @@ def _dtype_of(capsule):
 
 
 class _Holder:
-    """What NumPy reads a capsule from."""
+    """An object with __dlpack__, from which NumPy reads a capsule."""
 
     def __init__(self, capsule):
         self.capsule = capsule
@@ -100,8 +101,8 @@ class ArrayProtocols:
 
     if not TYPE_CHECKING:               # checkers would take every attribute for granted
         def __getattr__(self, name):
-            """Only of what a tensor lacks: t.sum() is gg.sum(t)."""
-            hint = "" if name.startswith("_") else of_a_tensor(name)
+            """Called for attributes that a tensor lacks: t.sum() is gg.sum(t)."""
+            hint = "" if name.startswith("_") else of_a_tensor(name) or nearest(name, dir(type(self)))
             raise AttributeError(f"a tensor has no attribute {name!r}{hint}", name=name, obj=self)
 
     @property

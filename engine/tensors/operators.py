@@ -254,7 +254,7 @@ class Operators:
 class TransposedBlocks:
     """`w.T` of a quantised matrix w, whose blocks lie along its rows: the right side of `x @ w.T`, and nothing else."""
     __slots__ = ("T",)
-    __array_priority__ = 1001.0         # above a Tensor's
+    __array_priority__ = 1001.0         # larger than a Tensor's, so that this class's operators are called
 
     def __init__(self, w):
         self.T = w
@@ -288,7 +288,7 @@ def _is_scalar(x):
 
 
 def _is_values(x):
-    """Is it a number, an array or a sequence of numbers, of any library?"""
+    """Is x a number, an array or a sequence of numbers, of any library?"""
     return not isinstance(x, Operators) and (
         isinstance(x, bool | int | float | complex | list | tuple | np.generic) or hasattr(x, "__array__")
         or hasattr(x, "__dlpack__"))
@@ -319,7 +319,7 @@ def _plus(t, factor, other, sign, op):
 
 
 def _operand(x, like):
-    """x as a tensor beside `like`: scalars and arrays, of other libraries too, become leaves; None for other things."""
+    """x as a tensor for an op with `like`: scalars and arrays of any library become leaves; None for other objects."""
     if isinstance(x, Operators):
         return x
     if not _is_scalar(x) and not isinstance(x, np.ndarray):

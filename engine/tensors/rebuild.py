@@ -80,7 +80,7 @@ def check_node(t, ctx):
         except (IndexError, AttributeError) as e:       # a source is missing
             raise ShapeError(f"{t.op.name}: {len(t.src)} sources {[describe(s) for s in t.src]} do not fit ({e}); use "
                              f"the op's builder") from None
-    made, n_free = made if isinstance(made, tuple) else (made, 0)       # parameters that may be any
+    made, n_free = made if isinstance(made, tuple) else (made, 0)       # the first n_free parameters are not compared
     found = _facts(t, n_free)
     for key, value in _facts(made, n_free).items():
         if found[key] != value:

@@ -26,11 +26,11 @@ from ggjit.tensors.tensor import Tensor
 _NUMBERS = {int: "q", float: "d", bool: "?"}           # by their bits: 0.0 is not -0.0
 _NAMES = (str, Type)
 _KINDS = frozenset((Tensor, type(None), *_NUMBERS, *_NAMES))
-_MAX_KEPT = 1024                # calls of one builder; then they are forgotten
+_MAX_KEPT = 1024                # calls of one builder that are kept; then all are dropped
 
 
 class _CachedNode:
-    """What calls with equal layouts make.
+    """The node that calls with equal layouts make.
 
     pick        args -> the sources
     first       place of the first tensor among the arguments: its context gets the node
@@ -47,7 +47,7 @@ class _CachedNode:
         self.template = TABLE.template(t.id, len(places), view is not None)
 
     def again(self, args, frame):
-        """The node of these arguments; None where the builder has to say what is wrong with them."""
+        """The node for these arguments; None where the builder has to be called, which raises the error."""
         src, ids = self.pick(args), []
         for s in src:
             if s is None:
@@ -71,14 +71,15 @@ class _CachedNode:
 
 
 def _kept(t, args):
-    """The _CachedNode of what a call has made, or None where it cannot be repeated."""
+    """The _CachedNode of the result of a call, or None where the call cannot be repeated."""
     if t.__class__ is not Tensor or not t.src or TABLE.words[t.id, T_FLAGS] or t._holds is not None or t.name:
         return None
     tensors = [i for i, x in enumerate(args) if x.__class__ is Tensor]
     if t.type.is_own or any(args[i].type.is_own for i in tensors):      # a name may mean another type later
         return None
     by_id = {id(args[i]): i for i in tensors}
-    if len(by_id) < len(tensors) or id(t) in by_id:     # which of two equal arguments became which source?
+    # with equal arguments it is unknown which of them became which source
+    if len(by_id) < len(tensors) or id(t) in by_id:
         return None
     places = [len(args) if s is None else by_id.get(id(s)) for s in t.src]
     if None in places:
@@ -88,9 +89,9 @@ def _kept(t, args):
 
 
 def _key(kinds):
-    """args of these classes -> what decides the node; None where that cannot be said."""
+    """Function: args of these classes -> key that decides the node; None where there is no such key."""
     if Tensor not in kinds or not all(kind in _KINDS for kind in kinds):
-        return None                     # not remembered either: a class of the user's must be free to go
+        return None                     # not cached either, so that classes of the user's can be freed
     return _key_of(kinds)
 
 
@@ -107,7 +108,7 @@ def _key_of(kinds):
 
 
 def repeated(builder):
-    """The builder, with what its calls have made kept."""
+    """Decorator: the builder, which keeps the nodes of earlier calls and repeats them."""
     of_kinds = {}               # {classes of the arguments: (args -> key, {key: _CachedNode})}
 
     @functools.wraps(builder)
@@ -126,7 +127,7 @@ def repeated(builder):
             if t is not None:
                 return t
         t = builder(*args)
-        made = _kept(t, args) if node is None else None     # of add(x, x) nothing is kept, of a later add(x, y) it is
+        made = _kept(t, args) if node is None else None     # nothing is kept for add(x, x), but for a later add(x, y)
         if made is not None:
             if len(known) >= _MAX_KEPT:
                 known.clear()

@@ -29,7 +29,7 @@ def op_name(t, function=None):
     function: its number, where the tensor may be freed by now.
     """
     functions = {OP.UNARY: UNARY, OP.GLU: GLU}.get(t.op)
-    if functions is None or function is None and not t.ctx.alive:   # its row may be that of another tensor by now
+    if functions is None or function is None and not t.ctx.alive:   # the row of a freed tensor may belong to another
         return t.op.name.lower()
     return functions(int(t.op_params[0]) if function is None else function).name.lower()
 
@@ -121,7 +121,7 @@ def values_text(t):
         return repr(t)
     try:
         return str(t.numpy())
-    except Exception:           # as in preview: a third-party buffer may raise anything, and a text must not fail
+    except Exception:           # third-party buffers may raise anything, and str() must not fail
         return repr(t)
 
 

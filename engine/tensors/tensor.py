@@ -97,7 +97,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         self._made_by = made_by         # code object of the program that made it, and where in it: see made_at
         self._made_step = made_step
         self._plan = None               # weak reference to the plan that computed it last
-        self._holds = None              # what lives as long as this handle does: see _hold
+        self._holds = None              # objects that this handle keeps alive: see _hold
 
     def __setattr__(self, attribute, value):
         if attribute not in _SETTABLE:
@@ -127,7 +127,8 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     def _check(self):
         if not self.ctx.alive or TABLE.cells[self.id * T_WORDS + T_GEN] != self.generation:
             raise StaleHandle(f"{self.name or 'tensor'} belongs to a Context that was freed; make a new one")
-        if self.view_src is not None and not self.view_src.ctx.alive:       # its row may be another tensor's by now
+        # the base's row may belong to another tensor by now
+        if self.view_src is not None and not self.view_src.ctx.alive:
             raise StaleHandle(f"{self.name or 'tensor'} is a view of {self.view_src.name or 'a tensor'}, which belongs "
                               f"to a Context that was freed")
 
@@ -153,7 +154,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 
     @property
     def flags(self):
-        self._check()                   # else it would be those of the tensor that has the row of the table now
+        self._check()                   # raises for a freed tensor, whose row may belong to another
         return int(TABLE.words[self.id, T_FLAGS])
 
     def _mark(self, flag):
@@ -356,7 +357,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 
 
 _SETTABLE = frozenset(["name", "_plan", "_holds"])
-_INSTEAD = {             # what serves instead, by attribute
+_INSTEAD = {             # the remedy in the error, by attribute
     **dict.fromkeys(("ne", "nb", "shape", "view_src", "view_offs"), "; gg.reshape_4d, gg.view_4d and gg.permute give "
                                                                     "views of another shape"),
     "type": "; gg.cast gives another type", **dict.fromkeys(("op", "src", "op_params"), "; build another node"),
@@ -365,7 +366,7 @@ _INSTEAD = {             # what serves instead, by attribute
 
 
 class NewTensor(Tensor):
-    """A tensor while it is made: its attributes are set the quick way, then it becomes a Tensor."""
+    """A tensor under construction: attributes are set without Tensor's checks, then its class becomes Tensor."""
     __slots__ = ()
     __setattr__, __delattr__ = object.__setattr__, object.__delattr__
 

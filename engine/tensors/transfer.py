@@ -96,7 +96,7 @@ def _check_2d(t, offset, nbytes, n_copies, stride, data_stride, given=None):
     sizes = [whole(n, name) for n, name in zip((nbytes, n_copies, stride, data_stride), names, strict=True)]
     if min(sizes) < 0:
         raise ParamError("2-D copies take sizes, counts and strides of zero or more")
-    if nbytes and n_copies > t.nbytes:                  # only with strides of 0
+    if nbytes and n_copies > t.nbytes:                  # possible only with strides of 0
         raise IndexRangeError(f"{n_copies} blocks are more than {describe(t)} has bytes ({t.nbytes})")
     if given is not None and n_copies and (n_copies - 1) * data_stride + nbytes > given:
         raise IndexRangeError(f"{n_copies} blocks of {nbytes} bytes, {data_stride} apart, are more than the {given} "

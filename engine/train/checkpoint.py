@@ -21,7 +21,7 @@ from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.train.history import History
 
-WHOLE = 0, 0.0, 0, 0                    # an epoch that is not whole has steps, a sum of losses, right rows, rows
+WHOLE = 0, 0.0, 0, 0                    # `partial` of a complete epoch; else: steps, sum of losses, right rows, rows
 
 
 def _named(params, states):
@@ -34,7 +34,8 @@ def _named(params, states):
 
 
 def save(path, params, states, place, history):
-    """Write everything; place: {"step", "epoch", "partial", "setup"}; setup: what a call that goes on has in common.
+    """Write everything; place: {"step", "epoch", "partial", "setup"}; setup: the settings that a call that resumes must
+    have in common.
 
     Errors: CannotWrite; the file of before stays.
     """
@@ -69,7 +70,8 @@ def load(path, params, states, setup):
             place, history = _words(path, file.metadata() or {})
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
             _check_shapes(path, _parameters(found), _parameters(wanted))
-            _check_setup(path, place["setup"], setup)           # states are those of the optimizer it names
+            # checked first, since the states belong to the optimizer that it names
+            _check_setup(path, place["setup"], setup)
             _check_shapes(path, found, wanted)
             for name, t in wanted.items():
                 t.set(file.get_tensor(name))

@@ -48,7 +48,7 @@ class Dataset:
         if not isinstance(fraction, numbers.Real) or not 0 <= fraction < 1:
             raise ParamError(f"split: the share must be in [0, 1), got {fraction!r}")
         cut = self.n - round(self.n * fraction / self.shard) * self.shard
-        cut = min(self.n, -(-cut // self.shard) * self.shard)           # the last shard may have fewer rows
+        cut = min(self.n, -(-cut // self.shard) * self.shard)           # whole shards; the last one may have fewer rows
         return self.first(cut), self._part(slice(cut, None))
 
     def first(self, n):

@@ -30,7 +30,7 @@ class PlannedGraphs:
             self.allocator.reserve(max(graphs, key=lambda graph: self.allocator.plan(graph).peak))
 
     def plan(self, graph):
-        """Make what computing needs; a second call does nothing."""
+        """Make the graph's plan; a second call does nothing."""
         if graph not in self.plans:
             if self.target is self.backend:
                 self.allocator.alloc_graph(graph)
@@ -53,7 +53,7 @@ class PlannedGraphs:
 
 
 class Evaluator:
-    """Inputs, outputs and loss, with what the device needs to evaluate them."""
+    """Inputs, outputs and loss of a network, placed and planned to be evaluated."""
 
     def __init__(self, inputs, outputs, loss, target):
         self.inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
@@ -97,7 +97,8 @@ class Evaluator:
         return self.ctx._leaf(F32, t.ne, name, t.ndim)
 
     def place(self):
-        """Memory for the leaves that have none and are ours to fill.  Errors: NotAllocated for other leaves."""
+        """Give memory to the leaves that have none and that this class fills: inputs and labels.  Errors: NotAllocated
+        for other leaves."""
         ours = {t.id for t in (*self.inputs, self.labels) if t is not None}
         missing = [describe(t) for tensors in visit((self.loss,)) for t in tensors
                    if t.op == OP.NONE and t.view_src is None and t._where() is None
@@ -110,7 +111,7 @@ class Evaluator:
         alloc_ctx_tensors(self.ctx, self.runs.backend)
 
     def targets_of(self, labels, rows):
-        """What the label tensor holds for the labels of `rows` rows."""
+        """The values of the label tensor for the labels of `rows` rows."""
         if self.labels is None:
             return None
         if labels is None:
@@ -151,7 +152,8 @@ class Evaluator:
         """The Evaluation of all rows; a loss function of your own is the mean over whole batches."""
         total = n_rows = right = 0
         batch_losses, predictions = [], []
-        if callable(self.loss_kind):                    # it was built for `batch` rows and cannot leave some out
+        # a user's loss is built for `batch` rows and cannot leave some out
+        if callable(self.loss_kind):
             self.needs_batch(dataset)
             dataset = dataset.first(len(dataset) // self.batch * self.batch)
         for y, target, batch_loss in self.results(dataset):

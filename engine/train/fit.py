@@ -32,7 +32,7 @@ from ggjit.train.optimizers import AdamW
 from ggjit.train.parallel import checked_devices
 from ggjit.train.training import NotFinite, Training, uninterrupted
 
-SAVE_SECONDS = 60                       # a training that is killed loses no more than these
+SAVE_SECONDS = 60                       # seconds between checkpoints: a training that is killed loses no more
 
 
 def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1, batch=None, val_split=0.0, seed=0,
@@ -177,7 +177,7 @@ def _check_data(training, train, held_out, early_stop, epochs):
         raise ParamError(f"fit: epochs must be a whole number, 0 or more, got {epochs!r}")
     if early_stop is not None and whole(early_stop, "fit: early_stop") < 1:
         raise ParamError(f"fit: early_stop is a number of epochs, 1 or more, got {early_stop!r}")
-    for part in (train, held_out):                      # labels that are none are found before the first step
+    for part in (train, held_out):                      # wrong labels are found before the first step
         for first in range(0, len(part), training.batch):
             inputs, labels = part.rows(slice(first, first + training.batch))
             training.targets_of(labels, len(inputs[0]))
@@ -202,7 +202,7 @@ class TrainingLoop:
         if path is not None and checkpoints.exists(path):
             self.n_steps, self.epoch, self.partial, self.history = checkpoints.load(
                 path, training.params, training.states, self.setup)
-            self.history.stopped = ""           # the reason of an earlier call does not count
+            self.history.stopped = ""           # forget the reason for which an earlier call stopped
         elif path is not None:                  # an interrupted first epoch starts again from here
             self._save()
 
@@ -219,7 +219,7 @@ class TrainingLoop:
                         self._save()
         except KeyboardInterrupt:
             if self.path is not None:
-                with contextlib.suppress(NotFinite):            # a checkpoint of the last finite step is worth more
+                with contextlib.suppress(NotFinite):            # the existing checkpoint, of a finite step, is kept
                     self._save()
             raise
 
@@ -258,7 +258,7 @@ class TrainingLoop:
         return True
 
     def _step(self, rows):
-        """One step over `rows`, and what is known of it added to `partial`."""
+        """One step over `rows`, whose loss and counts are added to `partial`."""
         t, number, losses_, right, seen = self.training, self.n_steps + 1, [], 0, 0
         parts = []
         for k in range(t.period):
@@ -273,7 +273,7 @@ class TrainingLoop:
                 hits, n = losses.n_correct(classes(), target)
                 right, seen = right + hits, seen + n
         loss = sum(losses_) / (1 if t.loss_kind == "sum" else len(losses_))
-        with uninterrupted():           # parameters and what is said of them belong together
+        with uninterrupted():           # parameters and history change together, or not at all
             t.step(number)
             self.n_steps = number
             self.history.steps.append(loss)

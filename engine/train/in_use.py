@@ -53,8 +53,8 @@ def _span(t):
 def used(call, inputs, outputs, params=()):
     """No other thread writes what the call uses, nor uses what it writes, inside the block.
 
-    params: what is trained beside `inputs`; None: all that is marked.  What is no tensor is left for the call to
-    refuse.  Errors: InUse, StaleHandle.
+    params: what is trained beside `inputs`; None: all that is marked.  Arguments that are no tensors are ignored here:
+    the call refuses them.  Errors: InUse, StaleHandle.
     """
     written = [t.base for t in (*_several(inputs), *_several(params)) if isinstance(t, Tensor)]
     tensors = [t for t in (*written, outputs) if isinstance(t, Tensor)]

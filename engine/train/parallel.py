@@ -47,7 +47,7 @@ class Replicas:
                 self._scheds[k % n].graph_compute_async(self._graph)
             for k in range(max(len(parts) - n, 0), len(parts)):
                 yield self._read(k % n)
-        except BaseException as e:              # nothing of this batch is under way afterwards
+        except BaseException as e:              # wait for all parts, so that none of this batch runs on
             call_all(*(sched.synchronize for sched in self._scheds), after=e)
             raise
 

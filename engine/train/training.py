@@ -87,7 +87,7 @@ class Training(Evaluator):
             used = self.sums if factor is None else [op["mul"](g, factor) for g in self.sums]
             self.step_graph = Graph(*(optimizer.step(w, g, own, self.settings)
                                       for w, g, own in zip(self.params, used, self.states, strict=True)))
-        beside = {}                                     # sums and moments go where their parameter lies
+        beside = {}                                     # sums and moments lie on the device of their parameter
         for w, g, own in zip(self.params, self.sums, self.states, strict=True):
             beside.setdefault(w.buffer.buft, []).extend((g, *own))
         place_tensors(list(beside.items()))

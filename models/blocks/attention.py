@@ -5,7 +5,7 @@
     o[h]     = softmax(cap(scale q[h] K[h / group]) + mask, sink[h]) V[h / group]
     result   = Wo o  (+ bias)
 
-    cache of one layer                         which row holds which token: networks/kv_cells.py
+    cache of one layer                         which row holds which token: networks/parts/kv_cells.py
     K, V  [n_embd_kv, n_rows]                  set_rows writes the new rows, attention views rows 0 .. n_kv-1
 
 A layer with `kv_of` has no keys and values of its own: it reads those of an earlier layer.
@@ -22,7 +22,7 @@ GATES = {"sigmoid": gg.sigmoid, "softplus": gg.softplus}
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention; every switch is off as written here."""
+    """Grouped-query attention; the defaults switch everything off."""
     n_head: int
     n_head_kv: int
     d_head: int
@@ -38,8 +38,8 @@ class Attention:
     gate: str = ""                      # a name in GATES: the result is o * act(attn_gate n); "": no gate
     gate_by_head: bool = False          # that gate is one number for each head
     out_scale: float = 0.0              # factor of the result; 0: none
-    sub_norm: bool = False              # o is normed before Wo
-    scaled: bool = False                # matrices may have a factor
+    sub_norm: bool = False              # a norm between attention's result o and its last matrix Wo
+    scaled: bool = False                # the file may hold a factor for each matrix
     fused: bool = False                 # attn_qkv instead of attn_q, attn_k, attn_v
     bias: bool | None = None            # biases of q, k, v: True: required, False: refused, None: optional
     out_bias: bool | None = None
@@ -158,7 +158,7 @@ class Attention:
         return gg.set_name(x, f"{name}_roped-{i}")
 
     def rotated(self, k, positions, parameters, w):
-        """Rows of the K cache, rotated further."""
+        """Rows of the K cache, rotated by further positions (context shift)."""
         by_head = gg.reshape_3d(k, self.d_head, self.n_head_kv, k.ne[1])
         return gg.reshape_2d(gg.rope_ext(by_head, positions, w["rope_factors"], *parameters), *k.ne[:2])
 
@@ -227,11 +227,11 @@ class Attention:
 
     @property
     def pages(self):
-        """Can its keys and values be read by a page table?"""
+        """May this layer read keys and values by a page table?"""
         return not (self.max_alibi_bias or self.rel_buckets)
 
     def _relative(self, g, table):
-        """[n_kv, n_tokens, n_head]: what the distance of two tokens adds to their score."""
+        """[n_kv, n_tokens, n_head]: the bias of each score, by the distance of the two tokens."""
         t, buckets = g.n_tokens, g.leaf["buckets"]
         scores = gg.reshape_3d(gg.get_rows(table, buckets), self.n_head, buckets.ne[0] // t, t)
         return gg.cont(gg.permute(scores, 2, 0, 1, 3))

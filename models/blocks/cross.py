@@ -33,7 +33,7 @@ class CrossAttention:
 
     def load(self, loader, p):
         d, p = loader.n_embd, p + "cross_attn_"
-        loader.ignore(p + "rel_b.weight")               # files hold this tensor, the network does not use it
+        loader.ignore(p + "rel_b.weight")               # in files, but unused by the network
         w = {"cross_" + c: loader.linear(p + c, d, self.n, False) for c in "qkv"}
         return w | {"cross_o": loader.linear(p + "o", self.n, d, False)}
 

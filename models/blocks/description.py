@@ -32,7 +32,8 @@ class Loader:
         self.tables = []                        # tables of relative positions; the first serves layers without one
 
     def linear(self, name, n_in, n_out, bias=None):
-        """What `linear` takes.  bias: True: it must be there, False: it must not, None: either."""
+        """The weights tuple of a product, as the function `linear` takes it.  bias: True: it must be there, False: it
+        must not, None: either."""
         weight = self.want(name + ".weight", n_in, n_out)
         self.matrices.append(weight)
         bias = None if bias is False else self.want(name + ".bias", n_out, optional=not bias)
@@ -54,7 +55,7 @@ class Loader:
         return any(map(self.has, names)) or None
 
     def ignore(self, *names):
-        """Note tensors that change nothing, so that they count as used."""
+        """Count tensors as used that do not change the results."""
         self._used.update(names)
 
     def rope_factors(self, rope):
@@ -74,7 +75,7 @@ class Loader:
 
 @dataclasses.dataclass(frozen=True)
 class CacheSizes:
-    """What the caches of layers are made for."""
+    """Sizes and types of the layers' caches."""
     n_embd: int
     kv_type: Any                        # of keys
     v_type: Any                         # of values
@@ -84,7 +85,7 @@ class CacheSizes:
 
 @dataclasses.dataclass
 class Scope:
-    """What a piece sees of the graph that is being built."""
+    """The graph that is being built, as pieces of a network see it."""
     leaf: dict                          # inputs by name
     n_tokens: int
     n_kv: int                           # cache rows that are looked at
@@ -93,9 +94,9 @@ class Scope:
     cache: list | None                  # what each layer keeps between calls; None: nothing is kept
     n_seqs: int = 1                     # texts the tokens belong to, as many tokens each; recurrent layers ask
     states: list = dataclasses.field(default_factory=list)      # nodes that write states: nothing reads them
-    shared: dict = dataclasses.field(default_factory=dict)      # what one layer leaves for the others
+    shared: dict = dataclasses.field(default_factory=dict)      # values that one layer leaves for later ones
     whole: bool = False                 # do all tokens pass the last layer, also those whose result is not wanted?
-    block_input: Any = None             # what the block began with, for feed-forwards that read it (reads_input)
+    block_input: Any = None             # input of the block, for feed-forwards that read it (reads_input)
 
     def norm(self, x, kind, params):
         """kind: rms: x / rms(x) * w (+ b: rms biased; rms bare: without w);  layer: (x - mean) / std * w + b;  centred:
@@ -231,7 +232,7 @@ class Block:
         return picked(named(y, "l_out"), late)
 
     def _unmixed(self, g, x, w, i, picked, scaled):
-        """Without a mixer."""
+        """The block without its mixer."""
         x = picked(x, True)
         if self.feed_forward is None:
             return gg.set_name(gg.cont(x), f"l_out-{i}")
@@ -256,8 +257,7 @@ class EmbeddingNorm:
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingSkip:
-    """A Block.output_transform: the embeddings are added to what a layer gives on, times a number of the layer
-    (Talkie).
+    """A Block.output_transform: adds the embeddings to a layer's result, times a learned number of the layer (Talkie).
     """
 
     def load(self, loader, p):
@@ -280,7 +280,7 @@ class LoopNorm:
 
 @dataclasses.dataclass(frozen=True)
 class HalvedOutput:
-    """A Block.output_transform: what a layer gives on is halved (RWKV 6, whose later weights are larger for it)."""
+    """A Block.output_transform: halves a layer's result (RWKV 6, whose later weights make up for it)."""
 
     def load(self, loader, p):
         return {}
@@ -291,7 +291,7 @@ class HalvedOutput:
 
 @dataclasses.dataclass(frozen=True)
 class ParallelMixers:
-    """A mixer of two that read the same and whose results are added: attention, and one with states."""
+    """A mixer made of two, attention and one with states, that read the same input; their results are added."""
     attention: Any
     other: Any
 
@@ -357,7 +357,7 @@ class Description:
     embd_norm: str = ""                 # name of a norm of the embeddings; "": none
     out_norm: str = "output_norm"
     positions: bool = False             # a learned vector is added for every position
-    token_types: bool = False           # the vector of the first token type is added, where the file has types
+    token_types: bool = False           # add the embedding of token type 0, if the file has token types
     logit_scale: float = 0.0            # 0: none
     softcap: float = 0.0                # logits become softcap tanh(logits / softcap); 0: none
     tied: bool | None = None            # does the embedding give the logits?  None: where there is no output matrix

@@ -37,7 +37,7 @@ def _oai(gate, up):
 
 PLAIN = {"gelu": gg.gelu, "gelu_erf": gg.gelu_erf, "relu": gg.relu, "relu_sqr": _relu_sqr, "silu": gg.silu,
          "xielu": gg.xielu}
-# name -> (of gate and up, of both in one: the gate's half first; None: there is none)
+# name -> (function of gate and up, function of one tensor with the gate's half first, or None)
 GATED = {"swiglu": (gg.swiglu_split, gg.swiglu), "geglu": (gg.geglu_split, gg.geglu),
          "geglu_erf": (gg.geglu_erf_split, gg.geglu_erf), "reglu": (gg.reglu_split, gg.reglu),
          "swiglu_oai": (_oai, None), "swiglu_limited": (_limited, None),
@@ -55,7 +55,7 @@ class Dense:
     out_bias: bool | None = None        # the same for ffn_down, where it differs
     shape: tuple = ()                   # numbers of act: alpha_n, alpha_p, beta, eps of xielu; the limit; situ's betas
     cutoff: float | None = None         # cutoff of gates, in standard deviations
-    sub_norm: bool = False              # what Wdown reads is normed before
+    sub_norm: bool = False              # a norm before Wdown
     scaled: bool = False                # matrices may have a factor
 
     @property

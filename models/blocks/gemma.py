@@ -40,7 +40,8 @@ class LayerEmbeddings:
 
 @dataclasses.dataclass(frozen=True)
 class LayerInput:
-    """What the embedding for this layer adds at its end; then the layer's result may be scaled by a learned number."""
+    """Adds this layer's embedding of the token at the layer's end; the result may then be scaled by a learned
+    number."""
     n: int                              # 0: there are no such embeddings
     scaled: bool = False
 
@@ -171,7 +172,7 @@ class StreamsBlock:
         return gg.set_name(self._with_layer_input(g, self._corrected(g, predicted, y, w), w, i), f"streams-{i}")
 
     def _mixing(self, g, x, w, name):
-        """How streams are mixed, out of one of them: [n or n n, n_tokens]."""
+        """The coefficients that mix the streams, computed from one of them: [n or n n, n_tokens]."""
         routed = gg.scale(g.norm(x, "rms", w["altup_router_norm"]), 1.0 / x.ne[0])
         return linear(w[f"altup_{name}_coef"], gg.tanh(linear(w["altup_router"], routed)))
 

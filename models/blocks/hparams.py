@@ -13,7 +13,7 @@ from ggjit.ops.core.whole_numbers import is_whole
 ROPE_NORMAL, ROPE_NEOX = 0, 2   # pairs of neighbours; pairs half a head apart
 MAX_CTX = (1 << 31) - 1         # positions are int32
 MAX_EPS = 1.0                   # largest epsilon of a norm; models have 1e-12 to 1e-3
-MAX_LAYERS = 1 << 16            # of which a list is made; files have at most as many tensors
+MAX_LAYERS = 1 << 16            # limit of lists with an entry for each layer
 ROPE_BASES = 1.0, 1e15          # models have 1e3 to 1e9; up to 1 the angles of later pairs grow instead of shrinking
 SCALES = 1e-6, 1e6              # range of the scale factors in files
 NON_ROTARY_FACTOR = 1e30        # dividing by it makes an angle 0
@@ -43,7 +43,8 @@ class Rope:
 
     @property
     def extra_rotation(self):
-        """Parameters that rotate further what was rotated: YaRN's growth, which is in it, is taken out."""
+        """Parameters that rotate already rotated keys further; YaRN's scale factor, which they have already, is left
+        out."""
         grown = 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0
         return dataclasses.replace(self, attn_factor=1.0 / grown).parameters
 
@@ -54,7 +55,7 @@ class Rope:
 
     @property
     def non_rotary_factors(self):
-        """What angles are divided by: the last pairs do not turn."""
+        """Divisors of the angles; those of the last pairs are so large that these do not rotate."""
         return np.repeat(np.float32([1.0, NON_ROTARY_FACTOR]),
                          [self.n_dims // 2 - self.n_non_rotary, self.n_non_rotary])
 
@@ -66,7 +67,7 @@ class Rope:
 
     @functools.cached_property
     def parameters(self):
-        """What gg.rope_ext takes after its tensors."""
+        """The arguments of gg.rope_ext behind its tensors."""
         return tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("parameter", True))
 
 
@@ -113,7 +114,7 @@ class HParams:
 
     def __init__(self, file, n_ctx=None, rope=None):
         self.file, self.n_ctx, self._rope = file, n_ctx, rope or {}
-        self.n_predicting = 0           # layers at the end that guess tokens further on: not computed
+        self.n_predicting = 0           # layers at the end that predict later tokens; they are not computed
         self.get = file.arch_get
 
     def wrong(self, key, value, expected):

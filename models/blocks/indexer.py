@@ -26,7 +26,7 @@ class Indexer:
     rope: Rope                          # RoPE of the first numbers of a head
     eps: float                          # epsilon of the norm of k
     rope_last: bool = False             # the last numbers of a head are rotated, not the first
-    shared: bool = False                # this layer looks at what the layer before looked at
+    shared: bool = False                # this layer uses the mask of the layer before
 
     def cache(self, sizes):
         return [] if self.shared else [("index cache", sizes.kv_type, (self.d_head, sizes.rows[0]))]
@@ -66,7 +66,7 @@ class Indexer:
         return gg.add(gg.reshape_2d(gg.set_rows(hidden, zeros, ids), n_kv, t), mask)
 
     def rotated(self, k, positions, parameters):
-        """Rows of the cache, rotated further."""
+        """Rows of the cache, rotated by further positions (context shift)."""
         k = gg.reshape_3d(k, self.d_head, 1, k.ne[1])
         parameters = (parameters[0], self.rope.mode, *parameters[2:])
         return gg.reshape_2d(self._rotated(k, positions, parameters), self.d_head, k.ne[2])

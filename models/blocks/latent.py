@@ -108,7 +108,8 @@ class Latent:
         return linear(w["out"], o)
 
     def rotated(self, k, positions, parameters, w):
-        """Rows of the K cache, rotated further: the last part of every head."""
+        """Rows of the K cache, rotated by further positions (context shift); only the last part of every head is
+        rotated."""
         rot, t = self.n_rot, k.ne[1]
         heads = gg.reshape_3d(k, self.d_head, k.ne[0] // self.d_head, t)
         still, rope = self._split(heads, self.d_head - rot, rot)

@@ -19,7 +19,7 @@ from ggjit.models.blocks.short_conv import state
 class Lightning:
     n_head: int
     d_head: int
-    part: float                         # share of the slopes that this layer has
+    part: float                         # factor of ALiBi's slopes in this layer: 1 - i / (n_layer - 1) + 1e-5
 
     def cache(self, sizes):
         return [state(sizes, 0, self.d_head * self.d_head * self.n_head)]
@@ -43,7 +43,8 @@ class Lightning:
         return linear(w["out"], o)
 
     def _decays(self, n):
-        """[n_head]: exp(-part a^(h + 1)) of head h, a = 2^(-8 / n_head), ALiBi's slopes.  n: none of it is read."""
+        """[n_head]: exp(-part a^(h + 1)) of head h, a = 2^(-8 / n_head), ALiBi's slopes.  n: only gives the graph a
+        tensor to start from; its values are not used."""
         first = -(2.0 ** -(math.log2(self.n_head) - 3)) * math.log(2.0)
         slopes = gg.exp(gg.cumsum(gg.fill(gg.view_1d(n, self.n_head, 0), first)))
         return gg.exp(gg.scale(slopes, -self.part))
@@ -51,7 +52,7 @@ class Lightning:
 
 @dataclasses.dataclass(frozen=True)
 class NormResidualBlock:
-    """One layer, whose residuals are what its norms give, times a scale."""
+    """One layer whose residual connections begin behind its norms and have a scale factor."""
     mixer: Any
     feed_forward: Any
     scale: float

@@ -132,7 +132,7 @@ class Mixture:
 
 @dataclasses.dataclass(frozen=True)
 class RoutedByInput:
-    """Experts that are picked by what the block began with, before attention and norms (SmallThinker)."""
+    """Experts that are picked by the block's input, before attention and norms (SmallThinker)."""
     experts: Mixture
     reads_input = True
 
@@ -148,7 +148,7 @@ class RoutedByInput:
 
 @dataclasses.dataclass(frozen=True)
 class DenseBesideExperts:
-    """A dense network, and experts that read what the block began with, through a norm of their own (Arctic)."""
+    """A dense network, and experts that read the block's input through a norm of their own (Arctic)."""
     dense: Dense
     experts: Mixture
     reads_input = True
@@ -208,7 +208,7 @@ def feed_forward(m, experts, layer, routed=None):
 
 
 def through_experts(m, experts, ids, weights, named):
-    """The weighted sum of what the picked experts make of m.  ids, weights: as of `_route`."""
+    """The weighted sum of the picked experts' results for m.  ids, weights: as of `_route`."""
     def product(weights, x, k):
         y = gg.mul_mat_id(weights, x, ids)
         for low, up, factor in experts.adapters[k]:

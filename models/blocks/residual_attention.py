@@ -14,7 +14,7 @@ KEPT = "residuals"                      # in Scope.shared: [n_embd, n, n_tokens]
 
 
 def mixed(g, x, score):
-    """The weighted sum of x and of what was kept."""
+    """The weighted sum of x and of the residuals that were kept."""
     kept, t = g.shared.get(KEPT), x.ne[1]
     if kept is None:
         return x
@@ -31,7 +31,7 @@ class MixedBlock:
     """One layer.  All tokens pass the last one: MixedEnd picks those that are wanted."""
     mixer: Any
     feed_forward: Any
-    keeps: bool                         # what it begins with
+    keeps: bool                         # does the block keep its input as a residual?
     norm = "rms"
 
     def load(self, loader, p):

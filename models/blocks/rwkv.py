@@ -176,7 +176,7 @@ class TimeMix6:
 
 @dataclasses.dataclass(frozen=True)
 class ChannelMix:
-    """Its input is the token before, too, so that every token passes it."""
+    """RWKV's feed-forward.  It also reads the token before, so all tokens pass it, in the last layer too."""
     n_ff: int
     gated: bool = False                 # a gate multiplies the result (RWKV 6)
     looks_back = True

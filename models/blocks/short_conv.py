@@ -13,7 +13,7 @@ F32 = BY_NAME["f32"]
 
 
 def state(sizes, k, n):
-    """What Piece.cache tells of a state of n numbers, the k-th of its layer."""
+    """The entry of Piece.cache for a state of n numbers, the k-th of its layer."""
     return f"state {k}", F32, (n, sizes.n_state_rows)
 
 

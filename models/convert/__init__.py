@@ -2,6 +2,7 @@
 
     convert.py          convert_folder: config.json, tokenizer.json, *.safetensors -> a GGUF file
     config.py           config.json
+    common_metadata.py  metadata that most architectures have
     metadata.py         metadata of each architecture
     families.py         the table of architectures: metadata, changes, names
     tensors.py          what changes in the tensors

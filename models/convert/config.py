@@ -8,7 +8,7 @@ class Config:
     def __init__(self, path, values):
         whole = {k: values[k] for k in ("architectures",) if k in values}        # of the model, not of its decoder
         self.path, self.values = path, values | (values.get("text_config") or {}) | whole
-        self.file_type = 0              # general.file_type, known when the type is
+        self.file_type = 0              # general.file_type; set when the type is known
 
     def get(self, *names, default=None):
         return next((self.values[n] for n in names if self.values.get(n) is not None), default)
@@ -36,7 +36,7 @@ class Config:
         return self.get("mamba_n_groups", "n_groups", default=1)
 
     def rope(self):
-        """rope_parameters, or what older files say of it."""
+        """rope_parameters, or the older keys of the same meaning."""
         rope = dict(self.get("rope_parameters", "rope_scaling", default={}))
         if not {"full_attention", "sliding_attention"} & set(rope):
             mirrored = {"rope_theta": self.get("rope_theta", "global_rope_theta", "rotary_emb_base"),

@@ -18,9 +18,9 @@ import numpy as np
 from ggjit.core.arguments import typed_call
 from ggjit.models.convert import mmproj as mmproj_file
 from ggjit.models.convert import moonshine
+from ggjit.models.convert.common_metadata import collected
 from ggjit.models.convert.config import Config
 from ggjit.models.convert.families import NOT_WEIGHTS, family_of
-from ggjit.models.convert.metadata import collected
 from ggjit.models.convert.rerank import OUT, add_rank, classifies
 from ggjit.models.convert.tensors import float32, pieces
 from ggjit.models.convert.vocabulary import add_vocabulary, inside, read_json
@@ -132,7 +132,7 @@ def _of_file(path, out, kind, force, progress):
 
 @contextlib.contextmanager
 def _silent(name):
-    """Inside, the loggers of that package say nothing below errors."""
+    """Context in which the loggers of that package report errors alone."""
     logger = logging.getLogger(name)
     before, logger.level = logger.level, logging.ERROR
     try:
@@ -143,7 +143,7 @@ def _silent(name):
 
 @contextlib.contextmanager
 def _readable(config):
-    """Inside, values of config.json that are of another kind than expected are ModelErrors."""
+    """Context in which a value of config.json of an unexpected kind gives a ModelError."""
     try:
         yield
     except GgjitError:
@@ -176,7 +176,7 @@ def _metadata(gguf, w, folder, config, family, entries, pre, vocabulary):
 
 
 def _counts(entries):
-    """(numbers, of which beside experts, of one expert, experts)"""
+    """(parameters, those outside experts, those of one expert, number of experts)"""
     experts = [e for e in entries if "_exps." in e.name]
     total = sum(math.prod(e.ne) for e in entries)
     return (total, total - sum(math.prod(e.ne) for e in experts), sum(math.prod(e.ne[:2]) for e in experts),

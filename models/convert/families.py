@@ -84,7 +84,7 @@ class Family:
     change: Callable = unchanged
     extra: Callable = lambda c: {}
     rename: Callable = lambda name: name
-    tied_head: bool = False             # lm_head.weight is the embedding again
+    tied_head: bool = False             # lm_head.weight is a second name of the embedding
     acts: tuple = SILU                  # values of hidden_act that are what GGUF's network computes; (): any
 
 
@@ -132,7 +132,7 @@ def replaced(old, new):
 
 
 def whole(prefix):
-    """Names of tensors as in a whole model.  A model that was saved without its head lacks their common beginning."""
+    """Names of tensors with the common prefix, which models that were saved without their head lack."""
     return lambda name: name if name.startswith((prefix, "lm_head.", "score.")) else prefix + name
 
 

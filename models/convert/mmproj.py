@@ -1,4 +1,4 @@
-"""The vision part of a Hugging Face folder as llama.cpp's mmproj file, under the names of networks/vision.py.
+"""The vision part of a Hugging Face folder as llama.cpp's mmproj file, under the names of networks/texts/vision.py.
 
     model.vision_tower...q_proj.weight    ->  v.blk.0.attn_q.weight         names come from the gguf package
     visual.blocks.0.attn.qkv.weight       ->  attn_q, attn_k, attn_v
@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ggjit.models.convert.common_metadata import collected
 from ggjit.models.convert.config import Config
-from ggjit.models.convert.metadata import collected
 from ggjit.models.convert.tensors import float32, paired, plus_one
 from ggjit.models.convert.vocabulary import read_json
 from ggjit.models.convert.whisper import entry

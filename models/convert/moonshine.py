@@ -1,7 +1,7 @@
-"""Moonshine's folders of Hugging Face as GGUF files, under the names of networks/speech_network.py."""
+"""Moonshine's folders of Hugging Face as GGUF files, under the names of networks/sounds/speech_network.py."""
 import numpy as np
 
-from ggjit.models.convert.metadata import collected
+from ggjit.models.convert.common_metadata import collected
 from ggjit.models.convert.vocabulary import add_vocabulary
 from ggjit.models.convert.whisper import HF_NAMES, entry
 from ggjit.models.files.load_tensors import mapped_numbers

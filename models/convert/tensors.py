@@ -34,7 +34,7 @@ class ConvertedTensor:
 
 
 def same(name, x, values=None):
-    """The tensor as it is; an expert, or the norm of one head, by its number."""
+    """The tensor unchanged; of an expert, or the norm of one head, with its number."""
     one = STACKED.fullmatch(name)
     if one:
         return [ConvertedTensor(one[1].removesuffix(".norms") + one[3], x.shape, (x,), values, int(one[2]))]
@@ -54,7 +54,7 @@ def chain(*changes):
 
 # ---------------------------------------------------------------- views
 def paired(x, n_heads):
-    """Rows of every head from halves to pairs."""
+    """Reorder the rows of every head: from halves that rotate together to neighbouring pairs."""
     return x.reshape(n_heads, 2, -1, *x.shape[1:]).swapaxes(1, 2)
 
 
@@ -104,7 +104,7 @@ def roberta_change(c, name, x):
 
 
 def norms_change(c, name, x):
-    """Norms that are stored as what they differ from 1."""
+    """Norms whose weights are stored minus 1."""
     return same(name, x, plus_one) if name.endswith("norm.weight") else None
 
 
@@ -132,7 +132,7 @@ def gemma4_change(c, name, x):
 
 
 def transposed(*suffixes):
-    """Matrices that are stored with rows for inputs."""
+    """Transpose matrices that are stored with a row for each input."""
     def change(c, name, x):
         return same(name, x.T) if name.endswith(suffixes) else None
     return change
@@ -216,7 +216,7 @@ def fused_experts(c, name, x):
 
 
 def gpt_oss_change(c, name, x):
-    """Experts with rows for inputs, gate and up taking turns; sinks without a suffix."""
+    """Experts: transpose their matrices, whose rows of gate and up alternate; sinks get a name without suffix."""
     if name.endswith(".sinks"):
         return same(name + ".weight", x)
     if ".mlp.experts." not in name:

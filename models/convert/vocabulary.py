@@ -252,7 +252,7 @@ def _added(folder):
 
 
 def looks_special(text):
-    """Is it a control token, though it is not marked as one?"""
+    """Does a text look like a control token, although it is not marked as one?"""
     return (text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]") or (text.startswith("<|") and text.endswith("|>"))
             or (text.startswith("<\uff5c") and text.endswith("\uff5c>"))
             or (text.startswith("<unused") and text.endswith(">")))

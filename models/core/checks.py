@@ -11,7 +11,7 @@ FIND_BROKEN = "load_model(path, validate=True) finds a broken weight, GGJIT_DEBU
 
 
 class BrokenValues(ModelError, ParamError):
-    """Results that are no numbers: the file's fault, or of values that were put into its weights."""
+    """Results that are NaN or infinite: the file is broken, or values that were written to its weights are."""
 
 
 def integer(name, value, low, high, why=""):

@@ -17,7 +17,8 @@ def _named(name):
 
 
 def _only(harmless, instead):
-    """An option of which some values change nothing here; the others are told."""
+    """An option of which some values have no effect here and are accepted; others are errors that say what to write
+    instead."""
     def taken(value):
         if not any(value is x or type(value) is type(x) and value == x for x in harmless):
             raise ParamError(instead)
@@ -67,6 +68,8 @@ GENERATION = {
     **dict.fromkeys(("early_stopping", "length_penalty", "diversity_penalty", "num_beam_groups"),
                     _refused("it belongs to beam search, which there is not; temp=0 takes the likeliest token")),
     **dict.fromkeys(("n", "num_return_sequences", "best_of"), _only((1, None), ONE_TEXT)),
+    **dict.fromkeys(("system", "system_prompt", "system_message"), _refused(
+        "it is a message: m.chat([{'role': 'system', 'content': TEXT}, {'role': 'user', 'content': QUESTION}])")),
     "max_length": _refused("max_length counts the prompt too; n_predict=64 counts new tokens"),
     **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"),
                     _refused("ignore_eos=True goes on to n_predict tokens, whatever the model's own end is")),

@@ -13,7 +13,7 @@ from ggjit.models.families.gemma import encoder_blocks
 from ggjit.models.families.llama import llama
 from ggjit.ops.core.errors import ModelError
 
-MAX_BUCKETS = 255               # half of them are of single distances, which end before networks/encoder.py's FARTHEST
+MAX_BUCKETS = 255               # half of them are of single distances, below FARTHEST of networks/texts/encoder.py
 
 
 def _post_norm(hparams, attention, *feed_forwards, positions=False, **switches):

@@ -1,4 +1,4 @@
-"""T5, an encoder and a decoder: models/networks/t5.py.  Scores of relative positions instead of RoPE, and no scale."""
+"""T5, an encoder and a decoder: models/networks/texts/t5.py.  Biases by relative position, no RoPE, no scale."""
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.cross import CrossAttention, CrossBlock
 from ggjit.models.blocks.description import Description

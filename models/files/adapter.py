@@ -60,7 +60,7 @@ class Adapter:
                                f"matrices that are multiplied with activations, experts and the embedding do")
 
     def move(self, takes, buft):
-        """Copy what stands beside weights whose names `takes` accepts into memory of `buft`."""
+        """Copy the matrices of weights whose names `takes` accepts into memory of `buft`."""
         if self._weights is not None:
             self._weights.move(lambda name: takes(name.removesuffix(LOW).removesuffix(UP)), buft)
 

@@ -5,7 +5,7 @@
     general.architecture = "controlvector"      controlvector.model_hint = the model's architecture
     controlvector.layer_count                   direction.N [n_embd], F32, of layer N, from 1 on
 
-Source: llama.cpp's cvector-generator; arXiv 2310.01405.  Made by models/networks/steering.py.
+Source: llama.cpp's cvector-generator; arXiv 2310.01405.  Made by models/networks/parts/steering.py.
 """
 import dataclasses
 

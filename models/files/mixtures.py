@@ -33,10 +33,10 @@ SHORTER_BLOCKS = {**dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s
                                   "iq4_nl"),
                   **dict.fromkeys(("q2_0", "q2_K", "q3_K", "tq1_0", "tq2_0"), "q4_0"),
                   "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0"}
-# what real numbers can be written as: integers would cut them off, Q8_1 and Q8_K are for activations
+# types for weights: integers would cut real numbers off, Q8_1 and Q8_K are for activations
 WEIGHT_TYPES = tuple(t for t in BY_NAME.values() if t not in (I8, I16, I32, I64)
                      and t.name not in ("q8_1", "q8_K"))
-# types that are garbage without importances (ggml writes some of them all the same)
+# types that need importances (ggml also writes some of them without, and poorly)
 NEED_IMPORTANCES = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
 # parts of names of tensors that stay as they are
 KEPT = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel", "per_layer_model_proj",
@@ -50,7 +50,7 @@ EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 ROLES = {"attn_qkv.weight": "qkv", "attn_kv_b.weight": "kv_b", "attn_v.weight": "v", "attn_k.weight": "k",
          "attn_q.weight": "q", "attn_output.weight": "attn_output", "ffn_up": "ffn_up", "ffn_gate": "ffn_gate",
          "ffn_down": "ffn_down"}
-VALUES = ("qkv", "kv_b", "v")           # what holds the values of attention
+VALUES = ("qkv", "kv_b", "v")           # roles of matrices that hold the values of attention
 # (architecture, layers) that llama.cpp takes for a model of 70 billion weights
 SEVENTY_B = {("llama", 80), ("qwen2", 80), ("olmo", 80), ("deci", 80), ("jais2", 68)}
 LAYER = re.compile(r"blk\.(\d+)\.")
@@ -80,7 +80,7 @@ def tensor_type(name):
 
 @functools.lru_cache(1 << 14)
 def role_of(name):
-    """What a tensor is for: output, embd, one of ROLES' values, or other."""
+    """The role of a tensor: output, embd, one of ROLES' values, or other."""
     if name == "output.weight":
         return "output"
     if name in EMBEDDINGS:
@@ -104,14 +104,14 @@ def n_dims(ne):
 
 
 def needs_importances(name, type, mixture):
-    """Is a tensor of that type garbage without?"""
+    """Does a tensor of that type need importances?"""
     return role_of(name) not in ("output", "embd") and (
         type.name in NEED_IMPORTANCES or (type.name == "q2_K" and mixture == "Q2_K_S"))
 
 
 @dataclasses.dataclass
 class QuantizeParams:
-    """What is asked for beside the mixture."""
+    """Options of a quantisation besides the mixture."""
     tensor_types: tuple = ()            # ((compiled pattern, Type), ...): the first that matches a name decides
     output: Type | None = None
     embedding: Type | None = None
@@ -199,7 +199,7 @@ class _Rules:
         return None
 
     def _count(self, what):
-        """How many of these came before."""
+        """How many tensors of this role came before."""
         self.seen[what] += 1
         return self.seen[what] - 1
 

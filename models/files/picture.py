@@ -120,7 +120,7 @@ def _along(x, axis, n, support, weight):
     count = np.minimum((centre + support * wide + 0.5).astype(np.int64), n_in) - first
     at = np.arange(count.max())
     w = weight((at + first[:, None] - centre[:, None] + 0.5) * (1.0 / wide)) * (at < count[:, None])
-    w = w / w.cumsum(1)[:, -1:]                 # added one after the other, as there
+    w = w / w.cumsum(1)[:, -1:]                 # summed in order, as Pillow does
     w = np.trunc(w * (1 << PRECISION) + np.where(w < 0, -0.5, 0.5)).astype(np.int32)
     shape = [1, 1, 1]
     shape[axis] = n

@@ -238,7 +238,7 @@ def _refuse_quantised(file, types):
 
 
 def _about(matrix):
-    """What the metadata say of an importance matrix."""
+    """The metadata that describe an importance matrix."""
     if matrix is None:
         return {}
     path = os.fsencode(matrix.path)[:MAX_PATH_NBYTES].decode("utf-8", "ignore")

@@ -214,8 +214,8 @@ def _explained(path, what):
 def _check_space(path, nbytes):
     """CannotWrite, if the disk has less than `nbytes` left: better now than hours later."""
     free, folder = nbytes, os.path.dirname(os.path.abspath(path))
-    if os.path.isfile(path) or not os.path.exists(path):            # a device or pipe needs no space
-        with contextlib.suppress(OSError):          # no folder, or a file system that does not tell: writing will
+    if os.path.isfile(path) or not os.path.exists(path):            # space does not matter for devices and pipes
+        with contextlib.suppress(OSError):          # no folder, or free space is unknown: writing will report the error
             free = shutil.disk_usage(folder).free
     if nbytes > free:
         raise CannotWrite(f"{path}: {nbytes:,} bytes are needed, {free:,} are free there; make space or choose another "

@@ -27,8 +27,8 @@ DTYPES = {0: np.dtype("<f4"), 1: np.dtype("<f2")}
 
 @dataclass(frozen=True)
 class SileroFile:
-    """What the file says.  encoder: ((input channels, output channels, taps), ...); tensors: {name: array} in NumPy
-    order, views of the file's bytes."""
+    """The contents of a Silero file.  encoder: ((input channels, output channels, taps), ...); tensors: {name: array}
+    in NumPy order, views of the file's bytes."""
     path: str
     kind: str
     version: tuple

@@ -159,7 +159,8 @@ def _wav(path):
                 code = struct.unpack_from("<H", data, at + 24)[0]
             form = code, bits, channels, rate
         if name == b"data":
-            return _wav_data(path, data, at, min(nbytes, len(data) - at), form)     # recorders die and leave 2^32 - 1
+            # a recorder that was killed leaves 2^32 - 1 as size
+            return _wav_data(path, data, at, min(nbytes, len(data) - at), form)
         at += nbytes + nbytes % 2
     raise BadFile(f"{path}: a WAV file without samples; it is damaged, or was cut off")
 

@@ -98,7 +98,7 @@ class Weights(collections.abc.Mapping):
 
     def _new_leaf(self, called, info):
         leaf = self._leaves[called] = self.ctx.new_tensor(info.type, info.ne, called)
-        # mapped memory: the file's alignment is what it is, kernels take any
+        # mapped memory has the file's alignment; kernels accept any
         place(leaf, self.buffers[info.part], info.offs)
         return leaf
 
@@ -112,7 +112,7 @@ class Weights(collections.abc.Mapping):
         The file's pages they came from are given back to the system.  Errors: OutOfMemory.
         """
         leaves = [t for name, t in self._leaves.items() if takes(name)]
-        if self.device.type == TYPE_NULL:               # there is nothing to copy
+        if self.device.type == TYPE_NULL:               # NULL devices hold no data
             self.moved += [buf for buf, _ in move_tensors([(buft, leaves)])]
             return
         raw = {t.id: t.buffer.host_bytes(t.offs, t.nbytes) for t in leaves}

@@ -73,7 +73,7 @@ def open_model(path):
         with open(path, "rb") as f:
             start = f.read(4)
     except (OSError, ValueError):
-        return GGUFFile(path)               # which says what is wrong
+        return GGUFFile(path)               # raises the error that says what is wrong
     return WhisperFile(path) if start == struct.pack("<I", GGML_MAGIC) else GGUFFile(path)
 
 
@@ -124,7 +124,7 @@ class WhisperFile(GGUFFile):
         return filters
 
     def raw_value(self, key):
-        """As a GGUF of the same content has it."""
+        """The value's bytes as a GGUF file of the same content would have them."""
         kind, raw = encoded(self.metadata[key], key)
         return struct.pack("<I", kind) + raw
 

@@ -47,7 +47,7 @@ class EmbeddingResults:
 
 
 class GeneratedTexts:
-    """What continues the texts of a part, kept as JSON."""
+    """The generated continuations of the texts of a part, kept as JSON."""
     name, suffix = "generate_texts", ".json"
 
     @staticmethod
@@ -144,7 +144,7 @@ def _here(job, parts, todo):
 
 
 def _on_workers(client, job, parts, todo):
-    """The same, in the order in which workers are done."""
+    """As `_here`, computed by workers, in the order in which they finish."""
     distributed = extra("distributed", "cluster")
     todo, running = todo[::-1], {}
     done = distributed.as_completed(loop=client.loop, raise_errors=False)
@@ -170,7 +170,7 @@ def _on_workers(client, job, parts, todo):
         client.cancel([*running])
 
 
-_models = {}                    # {what it was loaded with: the model of a worker}, at most one
+_models = {}                    # {BulkTask's path and load options: model} of this worker, at most one entry
 _loading = ForkLock()
 
 
@@ -200,7 +200,7 @@ def done_part(job, texts):
 
 
 def _stamp(path):
-    """What a model file is known by: its size and the hash of its bytes."""
+    """The identity of a model file: its size and the hash of its bytes."""
     facts = os.stat(path)
     return _hashed(path, facts.st_size, facts.st_mtime_ns, facts.st_ino)
 

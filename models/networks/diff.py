@@ -19,16 +19,16 @@ from ggjit.core.arguments import typed_call
 from ggjit.core.html_repr import PlotRepr
 from ggjit.models.convert.convert import convert_folder
 from ggjit.models.core.checks import number
-from ggjit.models.networks import inside
-from ggjit.models.networks.hooks import layer_of
+from ggjit.models.networks.base.network import Network
+from ggjit.models.networks.inside import inside
+from ggjit.models.networks.inside.hooks import layer_of
+from ggjit.models.networks.inside.pictures import axes_of, label_axis, labels_of
 from ggjit.models.networks.load import EMBEDDED, load_model
-from ggjit.models.networks.network import Network
-from ggjit.models.networks.pictures import axes_of, label_axis, labels_of
 from ggjit.ops.core.errors import ModelError, NotSupported, ParamError, TypeMismatch, extra
 
 TOLERANCE = 1e-2
 LISTED = 12                     # rows that a text shows beside the first
-FLOOR = 1e-12                   # errors below are drawn as this
+FLOOR = 1e-12                   # smaller errors are drawn as this one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _has_words(m):
 
 @contextlib.contextmanager
 def _loaded(what):
-    """(a network, how it is called): loaded for the block, or a user's own."""
+    """Context of (network, its title): loaded here and freed at the end, or one that the user gave."""
     if isinstance(what, Network):
         yield what, os.path.basename(str(what.file.path))
         return
@@ -211,7 +211,8 @@ def _compared(name, of_a, of_b, n_tokens, before):
 
 
 def _typical(error, tokens, before):
-    """The median of the tokens' errors: one token may be larger than all others together."""
+    """The median of the tokens' errors, since the values of one token may be larger than those of all others
+    together."""
     found = error if tokens is None else float(np.median(tokens))
     return found if np.isfinite(found) else before
 

@@ -24,7 +24,7 @@ from ggjit.display.progress import bar
 from ggjit.models.core.checks import integer, is_path, read_text
 from ggjit.models.files.imatrix import Imatrix, ImportanceSums
 from ggjit.models.files.save import CannotWrite, refuse_existing
-from ggjit.models.networks.network import Network
+from ggjit.models.networks.base.network import Network
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
@@ -33,7 +33,7 @@ from ggjit.sched.scheduler import Scheduler
 
 LOGITS_MAGIC = b"_logits_"
 N_CTX = 512
-SMALLEST_LOG_P = 16             # in a file of log-probabilities, below the largest
+SMALLEST_LOG_P = 16             # smallest log-probability of a file, relative to the largest of its row
 LEAST_N_CTX = 32                # shorter contexts say nothing about a text
 
 
@@ -153,7 +153,7 @@ def _divergence(kl, base_nll, same):
 
 
 def _comparable(m, base, chunks):
-    """`chunks`, as many as the base has; the same vocabulary and the same text."""
+    """As many of `chunks` as the base has.  Errors: ParamError where the base has another vocabulary or text."""
     named = base.path if isinstance(base, SavedLogits) else base.file.path if isinstance(base, Network) else None
     if named is None:
         raise TypeMismatch(f"base is a model or the path of a file of log-probabilities, got {type(base).__name__}")
@@ -284,7 +284,7 @@ class _Collector:
         self.tensors, self.output, self.sums, self._last = file.tensors, output, {}, (None, None)
 
     def step(self):
-        """Another run begins: what tensors held is gone."""
+        """Another run begins: squares kept of the last tensor are no longer valid."""
         self._last = (None, None)
 
     def __call__(self, t, ask):

@@ -26,8 +26,7 @@ from ggjit.models.core.other_options import FINETUNING, takes_other_names
 from ggjit.models.files.adapter import new_adapter, targets_of
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import refuse_existing
-from ggjit.models.networks.load import ARCHITECTURES, EMBEDDED, load_model
-from ggjit.models.networks.memory import (
+from ggjit.models.networks.base.memory import (
     Growth,
     MemoryUse,
     process_term,
@@ -36,7 +35,8 @@ from ggjit.models.networks.memory import (
     terms_of_leaves,
     unique_memory,
 )
-from ggjit.models.networks.training import TokenLoss
+from ggjit.models.networks.load import ARCHITECTURES, EMBEDDED, load_model
+from ggjit.models.networks.parts.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.machine import resident_nbytes
@@ -48,10 +48,11 @@ from ggjit.train.training import Training, uninterrupted
 
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 N_CTX, LEAST_ROWS = 256, 4      # tokens of a row, fewer where a text would have fewer rows than that
-LEAST_STEPS = 40                # of a text that is read several times, where nobody says how often
+LEAST_STEPS = 40                # optimizer steps where `epochs` is not given: short texts are read several times
+LR_SUM = 0.08                   # learning rate times steps, where `lr` is not given
 SAMPLE_TOKENS = 48
 MAX_TRIES = 4                   # tries with a smaller arena, where planning itself took memory
-SLACK, SLACK_NBYTES = 0.005, 4 << 20    # for small arrays that come and go
+SLACK, SLACK_NBYTES = 0.005, 4 << 20    # room for small temporary arrays
 
 
 # ---------------------------------------------------------------- texts
@@ -216,7 +217,8 @@ class Finetuning:
                                  f"smaller batch or a shorter context")
             if epochs is None:
                 epochs = -(-(steps if steps < math.inf else LEAST_STEPS) // (len(data) // batch))
-            self.epochs = epochs
+            self.epochs, self.n_steps = epochs, min(epochs * (len(data) // batch), steps)
+            lr = min(2e-3, max(2e-4, LR_SUM / self.n_steps)) if lr is None else lr
             params = [gg.set_param(t) for pair in self.adapter.pairs.values() for t in pair]
             self.n_params = sum(t.nbytes // 4 for t in params)
 
@@ -228,9 +230,8 @@ class Finetuning:
             about = {"model": _end_of(file.path), "data": zlib.crc32(data.inputs[0]), "n_ctx": n_ctx,
                      "alpha": alpha}
             self.loop = TrainingLoop(training, data, data.first(0), seed, checkpoint, callback, about)
-            self.n_steps = min(epochs * (len(data) // batch), steps)
             gc.collect()
-            give_back_heap()                # planning a training makes and drops much
+            give_back_heap()                # planning a training allocates and frees many arrays
             self._grown.__exit__()
             self._grown.known(sum(term.anonymous for term in self._kept_terms()))
             self._close = stack.pop_all().close
@@ -251,7 +252,7 @@ class Finetuning:
     def sample(self, prompt):
         """What the network writes after `prompt` now, SAMPLE_TOKENS at most."""
         with self.network._lock:
-            self.network.reset()            # the adapter may be another than what was read with
+            self.network.reset()            # the cache was filled with an older state of the adapter
             return self.network.generate(prompt, min(SAMPLE_TOKENS, self.network.n_ctx // 2), cache_prompt=False).text
 
     def memory(self):
@@ -274,7 +275,7 @@ class Finetuning:
 @takes_other_names(FINETUNING)
 @typed_call
 def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, n_ctx=None, memory=None, epochs=None,
-             steps=None, lr=2e-4, batch=1, seed=0, n_threads=None, checkpoint=None, callback=None, progress=True,
+             steps=None, lr=None, batch=1, seed=0, n_threads=None, checkpoint=None, callback=None, progress=True,
              on_plan=None, force=False, sample=None):
     """Train a LoRA adapter for a GGUF model, whose weights stay as they are, quantised too; returns the History.
 
@@ -283,11 +284,11 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
 
     model: a path; None: the model that comes with the package.  data: a text, the path of a text file or of a .jsonl
     file with a "text" a line, or token ids; cut into rows of n_ctx tokens (256; a short text into four rows).  out:
-    the adapter, in llama.cpp's format. rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names
+    the adapter, in llama.cpp's format.  rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names
     of matrices, "attn_q" (default: those of attention and dense feed-forward).  memory: bytes the process may take;
-    what does not fit is computed again. epochs, steps: whichever ends first; without epochs as many as make these
-    steps, without either one, or as many as make 40 steps of a short text.  lr: of AdamW, a number or a schedule.
-    batch: rows of a step.
+    what does not fit is computed again.  epochs, steps: whichever ends first; without epochs as many as make these
+    steps, without either one, or as many as make 40 steps of a short text.  lr: of AdamW, a number or a schedule;
+    None: 0.08 / steps, between 2e-4 (long trainings) and 2e-3 (those of up to 40 steps).  batch: rows of a step.
     checkpoint: a file that is written every minute, after every epoch and when the training ends; the same call goes on
     from it, with the same bits.
     sample: a prompt; what the model writes after it before and after the training is `.before` and `.after` of the

@@ -31,7 +31,7 @@ from ggjit.core.kernels_ahead import missing
 from ggjit.core.process_memory import resident_now
 from ggjit.cpu.cpu_plan import likely_parts, needs
 from ggjit.models.core.checks import integer, one_of
-from ggjit.models.networks.memory import MemoryUse, expected
+from ggjit.models.networks.base.memory import MemoryUse, expected
 from ggjit.models.networks.peak import arenas, model_file, null_network
 from ggjit.ops.core.errors import OutOfMemory, ParamError, extra
 from ggjit.ops.core.progress import busy
@@ -39,8 +39,8 @@ from ggjit.ops.core.progress import busy
 BATCHES = 512, 256, 128, 64, 32, 16, 8
 KV_TYPES = "F16", "Q8_0", "Q4_0"
 LEAST_CTX = 256
-COMPILING_NBYTES = 100 << 20            # what compiling takes where kernels are not cached (`ggjit warm-up`)
-SLACK, SLACK_NBYTES = 0.01, 4 << 20     # how far what is taken may be above what is announced
+COMPILING_NBYTES = 100 << 20            # memory of compiling, where kernels are not in the cache (`ggjit warm-up`)
+SLACK, SLACK_NBYTES = 0.01, 4 << 20     # how far the real use may exceed the predicted one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A Setting with what it takes.  nbytes: of this process; devices: {name: bytes}; why: it was not chosen."""
+    """A Setting with the memory it needs.  nbytes: of this process; devices: {name: bytes}; why: why it was not
+    chosen."""
     setting: Setting
     nbytes: int
     memory: MemoryUse
@@ -165,7 +166,7 @@ class _Search:
     def _takes(self, kind):
         try:
             return bool(self(Setting(min(self.contexts), BATCHES[-1], True, kind, False)))
-        except ParamError:                      # heads that are no whole blocks
+        except ParamError:                      # the heads' sizes are no multiple of the type's block
             return False
 
     @functools.cached_property
@@ -173,7 +174,7 @@ class _Search:
         return resident_now()
 
     def _compiles(self, m, graph):
-        """Is a kernel missing in the cache?  All settings count as one does: they share most."""
+        """Is a kernel missing in the cache?  The answer for one setting is used for all, which share most kernels."""
         if self._missing is None:
             self._missing = bool(missing(needs(likely_parts(graph, self.n_threads, frozenset(m.weights.repacked)))))
         return self._missing
@@ -199,7 +200,7 @@ class _Search:
 
 
 def _by_layer(m):
-    """Groups of weights that lie in the file, by layer."""
+    """[[weights of a layer that stay in the file], ...]."""
     groups = {}
     for t in m.weights.ctx.tensors:
         if t.buffer in m.weights.buffers and ".exps" not in t.name:

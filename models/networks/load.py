@@ -9,14 +9,14 @@ from ggjit.models.convert import convert
 from ggjit.models.core.other_options import LOADING, takes_other_names
 from ggjit.models.families.registry import DECODERS, DIFFUSERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.models.networks.decoder import Decoder
-from ggjit.models.networks.diffuser import Diffuser
-from ggjit.models.networks.encoder import Encoder
-from ggjit.models.networks.load_options import KEYWORDS, LoadOptions
-from ggjit.models.networks.moonshine import Moonshine
-from ggjit.models.networks.t5 import T5
-from ggjit.models.networks.vision import ARCH, Vision, VisionFile
-from ggjit.models.networks.whisper import Whisper
+from ggjit.models.networks.base.load_options import KEYWORDS, LoadOptions
+from ggjit.models.networks.sounds.moonshine import Moonshine
+from ggjit.models.networks.sounds.whisper import Whisper
+from ggjit.models.networks.texts.decoder import Decoder
+from ggjit.models.networks.texts.diffuser import Diffuser
+from ggjit.models.networks.texts.encoder import Encoder
+from ggjit.models.networks.texts.t5 import T5
+from ggjit.models.networks.texts.vision import ARCH, Vision, VisionFile
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 
@@ -44,7 +44,7 @@ def network_of(file, options):
 
 
 def _with_keywords(function):
-    """For completion: `load_model(<TAB>` offers the options in **options, too."""
+    """Decorator: completion of `load_model(<TAB>` also lists the options that **options takes."""
     found = inspect.signature(function)
     own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
     more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name)) for name in KEYWORDS]

@@ -20,7 +20,7 @@ from ggjit.ops.core.errors import BadFile, NotSupported, ParamError
 from ggjit.ops.core.json_text import parse_json
 from ggjit.ops.core.whole_numbers import is_whole
 
-LINES = 6                       # of a task of HellaSwag
+LINES = 6                       # lines of one task in HellaSwag's file
 
 
 def ending_scores(m, context, endings):

@@ -19,9 +19,9 @@ from ggjit.core.arguments import nbytes_of, nearest
 from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models.files.gguf import TensorInfo
 from ggjit.models.files.whisper_file import open_model
+from ggjit.models.networks.base.load_options import LoadOptions
+from ggjit.models.networks.base.memory import MemoryUse, expected
 from ggjit.models.networks.load import EMBEDDED, network_of
-from ggjit.models.networks.load_options import LoadOptions
-from ggjit.models.networks.memory import MemoryUse, expected
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import BY_NAME
@@ -199,7 +199,7 @@ def explore_model(model, n_ctx=(None,), n_batch=(1, 128, 512), flash=(False, Tru
     file, networks = model_file(model), []
 
     def build(n_ctx, n_batch, flash):
-        while networks:                             # its graph has been measured
+        while networks:                             # networks whose graphs have been measured are freed
             networks.pop().free()
         m = network_of(file, LoadOptions("NULL", strict=strict, n_ctx=n_ctx, n_batch=n_batch, flash=flash))
         networks.append(m)

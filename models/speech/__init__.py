@@ -1,4 +1,4 @@
-"""Speech to text: Whisper and Moonshine (networks/speech_network.py) on recordings of any length.
+"""Speech to text: Whisper and Moonshine (networks/sounds/speech_network.py) on recordings of any length.
 
     m = ggjit.models.load_speech("ggml-base.bin")
     print(m.transcribe("talk.wav").text)

@@ -22,7 +22,7 @@ HIDDEN = -np.inf
 
 @dataclasses.dataclass
 class Decoded:
-    """One way to write a window.  logp: of every token, the end included; ended: by itself, not for its length."""
+    """One decoded text of a window.  logp: of every token, the end included; ended: did an end token come?"""
     tokens: list
     logp: list
     no_speech: float

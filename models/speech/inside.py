@@ -19,7 +19,7 @@ INK, LINE = "#222222", "#e8452c"
 
 
 def _figure(width, height, axes):
-    """Axes whose ground and letters do not depend on a style that is set."""
+    """Matplotlib axes with a white background and dark letters, whatever style the user has set."""
     plt = extra("matplotlib.pyplot", "plots")
     axes = axes if axes is not None else plt.subplots(figsize=(width, height))[1]
     axes.figure.set_facecolor("white")

@@ -39,7 +39,7 @@ def mel_energies(samples, n_frames, tables, filters, n_mels, out, scratch):
     y = f64s(scratch, 400)
     rows = scratch + 8 * 400
     re, im = f64s(rows + 8 * 416, 104), f64s(rows + 8 * 520, 104)
-    power = f64s(scratch, 208)          # over the frame, which is folded by then
+    power = f64s(scratch, 208)          # reuses the memory of the frame, which has been folded
     for frame in range(n_frames):
         at = samples + 4 * 160 * frame
         for n in range(400):
@@ -51,7 +51,7 @@ def mel_energies(samples, n_frames, tables, filters, n_mels, out, scratch):
             e2 = y[200 - n] + y[200 + n] if n else y[200]
             o1 = y[n] - y[400 - n] if n else 0.0
             o2 = y[200 - n] - y[200 + n]
-            half = 0.5 if n == 100 else 1.0             # the middle meets itself
+            half = 0.5 if n == 100 else 1.0             # the middle sample is folded onto itself
             ce[n], co[n] = half * (e1 + e2), half * (e1 - e2)
             so[n], se[n] = half * (o1 - o2), half * (o1 + o2)
         for parity in range(2):
@@ -104,7 +104,7 @@ class LogMel:
     def energies(self, sound, first, n):
         """float64 (n, n_mels) of the frames first ... first + n - 1 of a recording."""
         out = empty((n, self.n_mels), np.float64, "a spectrogram")
-        # frames that reach into the sound; those behind it hold nothing
+        # only frames that overlap the sound; the others are zero
         n_heard = max(0, min(n, -(-(sound.n_samples + HALF) // HOP) - first))
         out[n_heard:] = 0.0
         if n_heard:
@@ -115,7 +115,7 @@ class LogMel:
 
     def peak(self, sound):
         """log10 of the largest energy of the whole recording."""
-        n, top = n_frames(sound.n_samples) + 2, 0.0         # the last ones are half behind the end
+        n, top = n_frames(sound.n_samples) + 2, 0.0         # the last frames lie partly behind the end
         for first in range(0, n, AT_ONCE):
             top = max(top, self.energies(sound, first, min(AT_ONCE, n - first)).max(initial=0.0))
         return float(np.log10(max(top, FLOOR)))

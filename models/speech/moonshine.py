@@ -12,13 +12,13 @@ import numpy as np
 
 from ggjit.core.arguments import typed_call
 from ggjit.models.files.sound import RATE, Sound
-from ggjit.models.networks.moonshine import LEAST, MAX_SECONDS
+from ggjit.models.networks.sounds.moonshine import LEAST, MAX_SECONDS
 from ggjit.models.speech.decoding import Decoded
 from ggjit.models.speech.speech_model import SpeechModel
 from ggjit.models.speech.transcript import Language, Segment, Transcript
 from ggjit.ops.core.errors import ParamError
 
-TOKENS_PER_SECOND = 6.5         # at most: what the model was trained with, and what stops repetitions
+TOKENS_PER_SECOND = 6.5         # at most so many, as in training; the limit ends repetitions
 QUIET = RATE // 10              # samples over which loudness is compared
 LONGEST, EARLIEST = MAX_SECONDS * RATE, 20 * RATE       # samples of a piece, and where it may be cut at the earliest
 PADDING = RATE // 5             # samples of a piece that is too short are so many at least

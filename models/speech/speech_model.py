@@ -3,7 +3,7 @@ import os
 import pathlib
 
 from ggjit.models.files.sound import Sound, open_sound, with_samples
-from ggjit.models.networks.silero import find_silero, load_vad
+from ggjit.models.networks.sounds.silero import find_silero, load_vad
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.user_warnings import warn
 

@@ -16,8 +16,9 @@ from ggjit.models.files.sound import RATE, with_samples
 from ggjit.models.speech.words import Word
 from ggjit.ops.core.errors import ParamError
 
-NEAR = 0.1                      # seconds: words that begin that little before the last stable one's end are new
-MAX_OVERLAP = 5                 # words of a repetition behind a cut
+# seconds: a word that begins at most so long before the end of the last stable word is new
+NEAR = 0.1
+MAX_OVERLAP = 5                 # words that may be heard again behind a cut of the sound
 MAX_PROMPT = 200                # characters of stable text that the model is reminded of
 
 
@@ -118,7 +119,7 @@ class LiveTranscript:
             return
         inside = [w for w in self.words if w.end > self._start]
         ends = [w.end for w in inside if w.word.rstrip()[-1:] in ".!?。？！"] or [w.end for w in inside]
-        # nothing is agreed on for long: the older half goes all the same
+        # two transcriptions have not agreed for long: the older half is dropped
         at = ends[-1] if ends else self._start + len(self._buffer) / RATE / 2
         n = min(int((at - self._start) * RATE), len(self._buffer))
         if ends and len(self._buffer) - n >= self._longest * RATE:
@@ -127,12 +128,12 @@ class LiveTranscript:
 
 
 def _plain(word):
-    """A word without signs around it, in lower case."""
+    """A word in lower case without punctuation around it."""
     return word.word.strip(" .,!?;:\"'").lower()
 
 
 def _n_common(a, b):
-    """Words that both begin with."""
+    """How many words both lists begin with in common."""
     n = 0
     while n < min(len(a), len(b)) and _plain(a[n]) == _plain(b[n]):
         n += 1

@@ -79,7 +79,7 @@ class Vocabulary:
         return token >= self.begin
 
     def seconds(self, token):
-        """What a time token says."""
+        """The time in seconds that a time token stands for."""
         return (token - self.begin) * TIME_STEP
 
     def prompt(self, language, task, timestamps, previous=()):

@@ -21,8 +21,9 @@ from ggjit.models.speech.transcript import Segment
 from ggjit.models.speech.words import words_of
 
 UNIT = 100                      # frames of a second
-LEAST = 10                      # frames: what is shorter is no window
-SHORT_REST = 500                # before that little is left, earlier text is no help: it is easily repeated
+LEAST = 10                      # frames: shorter rests of a sound are not transcribed
+# frames: with less left, the earlier text is no longer given as prompt, since it would be repeated
+SHORT_REST = 500
 ABOUT = 6                       # tokens around the text when its words are looked for
 MAX_PROMPT = 64                 # tokens of a prompt that windows side by side share
 MAX_TOKENS = 220                # of a window
@@ -114,8 +115,8 @@ class Windows:
         return out
 
     def _batched(self):
-        """The first `batch` chunks are written side by side: the weights are read once for all of them.  What is left
-        of a chunk behind its last sentence goes back to the others."""
+        """The first `batch` chunks are written side by side: the weights are read once for all of them.  The rest of a
+        chunk behind its last sentence is queued again."""
         waiting, found = self._chunks(), []
         while waiting:
             some, waiting = waiting[:self.o.batch], waiting[self.o.batch:]
@@ -143,7 +144,7 @@ class Windows:
         written = decode(texts, lambda w, tokens: self._at_end(*chunks[w], tokens), self._most(prompt))
         out = [self._chunk(*chunk, d, slot) for slot, (chunk, d) in enumerate(zip(chunks, written, strict=True))]
         for k, ((first, end), d) in enumerate(zip(chunks, written, strict=True)):
-            if not self._good(self.end, d):             # alone, and hotter
+            if not self._good(self.end, d):             # again, alone and at higher temperatures
                 self.network.cache_owner = None
                 self.hear(first, 0, end)
                 out[k] = self._chunk(first, end, self._decoded(first, o.previous, end), 0)
@@ -233,7 +234,7 @@ class Windows:
         return d
 
     def _good(self, seek, d):
-        """Or silence, for which no other text is needed."""
+        """Is the text good enough, or is the window silent, so that no higher temperature is tried?"""
         o = self.o
         if d.no_speech > o.max_no_speech and d.mean_logp < o.min_logp:
             return True
@@ -242,7 +243,7 @@ class Windows:
         return d.compression_ratio <= o.max_compression and d.mean_logp >= o.min_logp and not no_times
 
     def _used(self, seek, d):
-        """(tokens that count, frames to the next window) of a Decoded."""
+        """(tokens that are used, frames to the next window) of a Decoded."""
         begin = self.vocab.begin
         if not self.o.timestamps:
             return d.tokens, self.n_window

@@ -167,7 +167,8 @@ def words_of(network, vocab, segments, language, task, n_frames, offset, last_en
 
 
 def _shorten_at_sentences(found, longest):
-    """A sign that ends a sentence, or the word behind it, took in the silence between them."""
+    """Shorten a punctuation mark at the end of a sentence, or the word behind it, where it covers the silence between
+    sentences."""
     for before, word in zip(found, found[1:], strict=False):
         if word[1] - word[0] > longest:
             if word[2] in SENTENCE_ENDS:
@@ -177,7 +178,7 @@ def _shorten_at_sentences(found, longest):
 
 
 def _join_signs(found):
-    """Opening signs go with the word behind them, closing ones with the word before."""
+    """Join opening punctuation with the word behind it, closing punctuation with the word before it."""
     j = len(found) - 1
     for i in range(len(found) - 2, -1, -1):
         sign, word = found[i], found[j]
@@ -195,7 +196,7 @@ def _join_signs(found):
 
 
 def _shorten_at_pauses(words, start, end, median, last_end):
-    """The first words after a pause, and the last ones before the segment's end, are not longer than usual."""
+    """Shorten the first words after a pause, and the last ones of a segment, to the usual length of a word."""
     if not words:
         return
     first, last, longest = words[0], words[-1], 2 * median

@@ -70,7 +70,7 @@ class Answer:
         return piece
 
     def finish(self):
-        """The text held back, which became no stop string."""
+        """The rest of the text, which was held back because it could have become a stop string."""
         if self.stop_reason == "stop_string":
             return ""
         piece = self._shown(self._stream.flush())
@@ -79,7 +79,8 @@ class Answer:
         return piece
 
     def _shown(self, text):
-        """What of the text held back and `text` is before a stop string and no beginning of one."""
+        """The part of the text held back and `text` that may be shown: before a stop string, and not the beginning of
+        one."""
         text = self._held + text
         found = [at for at in (text.find(stop) for stop in self._stop_texts) if at >= 0]
         if found:
@@ -93,7 +94,7 @@ class Answer:
 
 
 def _overlap(text, stop):
-    """How many of the last characters of `text` are the first of `stop`, but not all of it."""
+    """How many of the last characters of `text` are the beginning of `stop`, but not all of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 

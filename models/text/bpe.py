@@ -14,7 +14,8 @@ from ggjit.models.text.pre_tokenizers import BY_NAME, KEEP_SPACES, expressions, 
 from ggjit.models.text.special_tokens import BYTE
 from ggjit.models.text.vocabulary import KEY, SPACE, Tokenizer, library, runner
 
-DNA_MARK = "\ue000"             # follows six bases in the file, which are not the word of the same letters
+# the file marks tokens of six bases with it, to tell them from words of the same letters
+DNA_MARK = "\ue000"
 N_BASES = 6
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -28,7 +29,7 @@ class BPE(Tokenizer, models=("gpt2",)):
         self.ADD_BOS = self._pre is not None and self._pre.add_bos
         self.CLEAN_SPACES = self._pre_name not in KEEP_SPACES
         super().__init__(file)
-        if self._pre is not None and self._pre.lines:       # llama.cpp does not believe files that say otherwise
+        if self._pre is not None and self._pre.lines:       # as llama.cpp, whatever the file says
             self.add_bos = self.bos_id is not None or self._bad(f"{KEY}bos_token_id is missing")
 
     def _named_pre(self, file):
@@ -52,7 +53,7 @@ class BPE(Tokenizer, models=("gpt2",)):
         for text in self._merge_texts():
             at = text.find(" ", 1)
             merges[text[:at], text[at + 1:]] = None
-        for left, right in merges:                          # merges may pass through texts that are no tokens
+        for left, right in merges:                          # intermediate results of merges need not be tokens
             for text in (left, right, left + right):
                 vocab.setdefault(text, len(vocab))
         if not vocab.keys() >= (set(BYTE_TOKENS) if pre.raw else BYTE_OF_CHAR.keys()):

@@ -25,7 +25,7 @@ KEY = "tokenizer.chat_template"
 ROLES = frozenset(("system", "user", "assistant", "tool", "developer", "function", "model", "ipython"))
 MAX_CHARS = 1 << 24             # of a rendered conversation
 MAX_SECONDS = 5.0              # for rendering one
-# what to try with a file that holds no template
+# the remedy in the error for a file without a template
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -64,7 +64,7 @@ def chat_prompt(file, tokenizer, messages, tools=None, add_generation_prompt=Tru
 
 
 def _warn_of_roles(messages, source):
-    """Templates write down any role: one that no model was trained with is told, once."""
+    """Warn once of a role that no model was trained with, which templates write down like any other."""
     for role in {m["role"] for m in messages} - ROLES:
         if role not in source:
             warn_once(("role", role), f"chat: no model knows the role {role!r}{nearest(role, sorted(ROLES))}, and the "
@@ -145,7 +145,8 @@ class _Worker:
                 line = process.stdout.readline()
             except OSError:
                 line = ""
-            except BaseException:               # Ctrl-C: its late answer belongs to no later question
+            # Ctrl-C: the worker is ended, so that its late answer is not taken for that of the next job
+            except BaseException:
                 self._end()
                 raise
             finally:

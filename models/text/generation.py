@@ -69,7 +69,8 @@ class Generation:
         self._ahead = collections.deque()   # (id that was guessed, logits after it): they follow _read in the cache
         self._read = []                     # ids of this text that are in the model's cache, or would be
         self._mark = object()               # in `model.cache_owner` while this text is in the model's cache
-        self._pieces = collections.deque()  # asked for by `text`, not yet by the iteration
+        # pieces that were generated for `text` and still have to come out of the iteration
+        self._pieces = collections.deque()
         self._steps = Generation._run(weakref.proxy(self))      # held weakly: no cycle that keeps the model
 
     @property
@@ -176,7 +177,7 @@ class Generation:
             try:
                 logits = self._decode(got)
             except BaseException as e:
-                self._steps.throw(e)                # which ends it
+                self._steps.throw(e)                # the generator ends by this error
                 raise
             got = self._steps.send(logits)
         return got
@@ -207,13 +208,15 @@ class Generation:
             return logits
 
     def _speculated(self, ids):
-        """Logits after the last token, and perhaps after guesses of what follows: these are kept."""
+        """Logits after the last token.  Guessed ids are read in the same batch, and the logits after them are kept."""
         model, s, answer = self.model, self.speculation, self.answer
         left = answer.n_predict - len(answer.tokens) if answer.n_predict >= 0 else model.n_ctx
         guesses, seconds = s.guess(self._read, min(left - 1, model.n_ctx - len(self._read), model.n_batch - 1))
-        guesses = list(itertools.takewhile(lambda id: id < model.n_vocab, guesses))     # those beyond are pictures
+        # ids from n_vocab on are pictures
+        guesses = list(itertools.takewhile(lambda id: id < model.n_vocab, guesses))
         if guesses:
-            model.plan_apart(len(guesses) + 1)          # once a model, and no part of what a guess costs
+            # planned before the time is taken, once for each number of guesses
+            model.plan_apart(len(guesses) + 1)
         t0 = time.perf_counter()
         if not guesses:
             logits = model.decode(ids)
@@ -225,7 +228,7 @@ class Generation:
         return rows[0]
 
     def _forget_guesses(self):
-        """What was guessed is no part of the text: the cache ends where the text does."""
+        """Cut the cache at the end of the text: guesses that did not come are dropped."""
         if self._ahead and self.model.cache_owner is self._mark:
             self.model.cut_text(len(self._read))
             self.model.cache_owner = self._mark

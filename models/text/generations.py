@@ -13,12 +13,12 @@ def is_many(prompt):
 
 
 def _several_times(value):
-    """What every text reads from the beginning: an iterator as a tuple, others as they are."""
+    """An option that every text reads from its beginning: an iterator becomes a tuple."""
     return tuple(value) if isinstance(value, collections.abc.Iterator) else value
 
 
 def _taker(pieces, i):
-    """What is called with the pieces of text i."""
+    """The function that takes the pieces of text i."""
     return lambda piece: None if piece is None else pieces.append((i, piece))
 
 
@@ -81,7 +81,7 @@ class Generations:
         return self._pieces.popleft()
 
     def _raise_one(self):
-        """The error of a text that has ended by one, once."""
+        """Raise the error of a text that ended by one, once for each text."""
         for s in self._sequences:
             if s.error is not None:
                 error, s.error = s.error, None

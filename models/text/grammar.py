@@ -54,7 +54,8 @@ class Grammar:
         rules = gbnf.parse(text, functools.partial(_token_id, tokenizer))
         edges = {0} | {x for r in rules.values() for a in r.alternates for e in a if isinstance(e, Chars)
                        for low, high in e.ranges for x in (low, high + 1)}
-        self._edges = np.array(sorted(edges))           # class k: code points from edge k to the next
+        # class k of characters: code points from edge k up to the next edge
+        self._edges = np.array(sorted(edges))
         self._classes = self.class_of(self.trie.code_points)
         self._flatten(rules)
         self._stacks, self._tops, self._below = {}, [None], [None]      # stack 0: DONE
@@ -86,7 +87,8 @@ class Grammar:
         return n
 
     def _closure(self, at, below):
-        """Stacks with a Chars or Token on top that going on at element `at` leads to, and DONE."""
+        """Stacks that are reached from element `at` on top of stack `below`: those with a Chars or Token on top, and
+        DONE."""
         found = self._closures.get((at, below))
         if found is not None:
             return found
@@ -106,7 +108,7 @@ class Grammar:
                 else:
                     todo.append((self._tops[below_], self._below[below_]))
             elif isinstance(e, Ref):
-                # nothing is left to do after the last element of an alternate: no stack grows
+                # behind the last element of an alternate nothing is left to match, so it is not pushed
                 below_ = below_ if self._elements[at_ + 1] is None else self._stack(at_ + 1, below_)
                 todo += [(start, below_) for start in self._starts[e.rule]]
             else:
@@ -167,7 +169,8 @@ class Grammar:
                 if found not in made:
                     made[found] = self._together(after[r] for r in found)
                 new[k] = made[found]
-            row = self._rows[state] = new                       # whole: some of it may have been refused
+            # stored when it is complete: an error may have ended the loop
+            row = self._rows[state] = new
         return row
 
     # ---------------------------------------------------------------- texts and tokens
@@ -216,7 +219,7 @@ class Grammar:
         return np.unpackbits(kept, count=self.trie.n_vocab).view(bool)
 
     def is_new(self, state, tail):
-        """True once for each state without a mask."""
+        """Is it the first question about this state, and has the state no mask yet?"""
         key = state, tail
         if key in self._asked or key in self._masks:
             return False
@@ -230,7 +233,8 @@ class Grammar:
         return mask
 
     def _fresh(self, state):
-        """The mask between characters: the states of all nodes of the tree, level by level."""
+        """The mask where no character is half written.  The grammar's state at each node of the tree of tokens is found
+        level by level; a token is allowed if the state at its end is not DEAD."""
         trie, self._work = self.trie, 0
         states = np.full(len(trie.code_points), DEAD, np.int32)
         states[0] = state
@@ -278,7 +282,7 @@ class Grammar:
         return DONE in self._sets[state]
 
     def is_over(self, state):
-        """Is the end all that is allowed?"""
+        """Is the end of the text the only thing that is allowed?"""
         return self._sets[state] == {DONE}
 
     def expected(self, state):
@@ -328,12 +332,13 @@ def matcher(tokenizer, grammar=None, json_schema=None, triggers=None):
 
 
 class Matcher:
-    """Where a text is in its grammar.  `mask()`: what may come next; `accept(id)`: it came.
+    """The position of a text in its grammar.  `mask()`: the tokens that may come next; `accept(id)`: go on behind a
+    token.
 
         m = Matcher(grammar_of('root ::= "yes" | "no"', tokenizer))
         logits[~m.mask()] = -inf
     """
-    waits = False                   # may everything come, as before the trigger of a LazyMatcher one?
+    waits = False                   # is every token allowed, since the trigger of a LazyMatcher has not come yet?
 
     def __init__(self, grammar):
         self.grammar = grammar
@@ -349,7 +354,7 @@ class Matcher:
 
     @property
     def is_over(self):
-        """Nothing more may come."""
+        """May only the end of the text come?"""
         return self.ended or not self._tail and self.grammar.is_over(self._state)
 
     def allows(self, id):
@@ -459,7 +464,7 @@ class LazyMatcher:
         elif not self.waits or self.matcher.allows(id):
             self.waits = False
             self.matcher.accept(id)
-        else:                                   # a special token that the grammar has as text
+        else:                                   # a special token that the grammar spells out
             self.waits = False
             self.matcher.accept_text(self.tokenizer.piece(id, special=True))
 

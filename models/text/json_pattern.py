@@ -33,8 +33,9 @@ def in_class(c):
 _SETS = {"d": [(48, 57)], "w": [(48, 57), (65, 90), (95, 95), (97, 122)], "s": [(9, 13), (32, 32)]}
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
 _LAST = 0x10FFFF
-_PLAIN = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, _LAST))      # what a JSON string holds as it is
-_SHORT = {0x22: '"', 0x5C: "\\", 10: "n", 13: "r", 9: "t", 12: "f", 8: "b"}  # ... and behind a backslash
+_PLAIN = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, _LAST))      # code points that a JSON string holds unescaped
+# ... and those that it holds as a backslash and a letter
+_SHORT = {0x22: '"', 0x5C: "\\", 10: "n", 13: "r", 9: "t", 12: "f", 8: "b"}
 
 
 def _complement(ranges):

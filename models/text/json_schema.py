@@ -36,7 +36,7 @@ PRIMITIVES = {
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 FORMATS = {"date": "date", "time": "time", "date-time": 'date "T" time'} | {f"uuid{n}": "uuid" for n in ("", *"12345")}
 MAX_DIGITS = 16                 # of an integer
-# keywords that say nothing of the text, or that are read where their neighbours are
+# keywords that do not restrict the text, or are read together with another keyword
 SILENT = {"title", "description", "default", "examples", "$schema", "$id", "$anchor", "$comment", "$defs",
           "definitions", "deprecated", "readOnly", "writeOnly", "type", "required", "additionalProperties"}
 _REFERENCE = re.compile("[a-z][a-z-]*")
@@ -57,7 +57,7 @@ def to_gbnf(schema):
 class _Schema:
     def __init__(self, schema):
         self.schema, self.rules, self.refs, self.depth = schema, {}, {}, 0
-        self.rules["root"] = None                       # the name is taken
+        self.rules["root"] = None                       # no other rule may take this name
         self.rules["root"] = self.visit(schema, "root")
 
     def text(self):
@@ -76,7 +76,7 @@ class _Schema:
         return name
 
     def free(self, name):
-        """A name like it that no rule has."""
+        """The name, changed where another rule has it."""
         name = base = re.sub("[^a-zA-Z0-9-]+", "-", name)
         n = 0
         while name in self.rules or name in PRIMITIVES:
@@ -133,7 +133,7 @@ class _Schema:
         return kind or ("value" if s else "object")
 
     def unread(self, s, read, at):
-        """Warn of keywords that do not count."""
+        """Warn of keywords that are ignored."""
         left = [k for k in s if k not in SILENT | read]
         if left:
             warn(f"json_schema, {at.replace('root', '#', 1)}: {', '.join(left)} cannot be held to by a "
@@ -312,7 +312,7 @@ def _other_string(names):
         node = trie
         for c in _json(name)[1:-1]:
             node = node.setdefault(c, {})
-        node[""] = {}                                   # a name ends here
+        node[""] = {}                                   # marks that a name ends at this node
 
     def after(node):
         children = [c for c in node if c]

@@ -16,7 +16,7 @@ from ggjit.models.core.checks import integer
 from ggjit.ops.core.errors import ShapeError
 
 MOST = 1 << 16                  # alternatives of a token that may be asked for
-SHOWN = 10                      # ... and that are written into a cell
+SHOWN = 10                      # ... and that a notebook cell shows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def token_text(tokenizer, id):
 
 
 def token_of(tokenizer, id, logits=None, n_alternatives=0, seconds=None):
-    """The TokenLogprob of `id`, with what the row of logits (n_vocab,) before it says."""
+    """The TokenLogprob of `id`; logits: the row (n_vocab,) from which it was chosen."""
     if logits is None:
         return TokenLogprob(id, token_text(tokenizer, id), seconds=seconds)
     logp = log_softmax(logits)
@@ -174,7 +174,7 @@ def _span(t):
 
 
 def _panel(t, more):
-    """What a click on the token shows, or ""."""
+    """HTML of what a click on the token shows, or ""."""
     if not t.alternatives and not more:
         return ""
     head = f"<span style='font-weight:600'>{escape(repr(t.text))}</span> id {t.id}" + (

@@ -65,7 +65,7 @@ def _is_picture(part):
 
 
 def _picture(part):
-    """What read_picture takes."""
+    """The picture of a part of a message, in a form that read_picture takes."""
     found = part.get("image", part.get("image_url"))
     found = found.get("url") if isinstance(found, dict) else found
     if isinstance(found, str) and found.startswith("data:"):

@@ -151,8 +151,7 @@ def expressions(pre):
 
 
 def pre_tokenizer(name, path):
-    """The PreTokenizer of a file's `tokenizer.ggml.pre` value ("" is "default"); NotSupported for one we do not
-    know.
+    """The PreTokenizer of a file's `tokenizer.ggml.pre` value ("" is "default"); NotSupported for an unknown one.
     """
     if (name or "default") not in BY_NAME:
         raise NotSupported(f"{path}: tokenizer.ggml.pre is {name!r}{nearest(name, BY_NAME)}, a pre-tokenizer that is "

@@ -43,7 +43,7 @@ class Prefixes(dict):
 
 
 class ByPrefix(Tokenizer):
-    """Kinds whose tokens are found as prefixes of the text."""
+    """Base of vocabularies whose tokens are found as prefixes of the rest of the text."""
 
     def piece(self, id, special=False):
         kind = self._types[id := self._check_id(id)]

@@ -28,8 +28,8 @@ from ggjit.models.text.generation import Generation
 from ggjit.ops.core.errors import ParamError, QueueFull
 from ggjit.ops.core.interrupts import defer_interrupts
 
-LEAST_SHARED = 16               # tokens: fewer are read again
-LEAST_PIECE = 128               # tokens: pieces of a prompt from here on are computed by the same kernels
+LEAST_SHARED = 16               # tokens: a shorter common beginning of two prompts is computed again, not copied
+LEAST_PIECE = 128               # tokens: longer pieces of a prompt use the same kernels and give the same bits
 MAX_PRIORITY = 1 << 31
 
 
@@ -41,9 +41,9 @@ class BatchSequence:
 
     def __init__(self, run, number, priority=0, on_piece=None):
         self.run, self.number, self.priority, self.on_piece = run, number, priority, on_piece
-        self.steps, run._steps = run._steps, iter(())           # its pieces come out by on_piece
+        self.steps, run._steps = run._steps, iter(())           # pieces go to on_piece, not to an iteration of the run
         self.text = None                # in the model's caches
-        self.unread = None              # ids that it wants to be read, once it has begun
+        self.unread = None              # ids that have to be read next; None before it has begun
         self.n_shared, self.is_cancelled, self.error, self.state = 0, False, None, "waiting"
 
     @property
@@ -57,7 +57,8 @@ class BatchSequence:
         return np.array(self.run.prompt_ids + self.run.stats["tokens"], np.int32)
 
     def cancel(self):
-        """It leaves the batch at the next turn; its stats say "cancelled".  From any thread, any number of times."""
+        """Take the sequence out of the batch at the next turn; its stats then say "cancelled".  From any thread, any
+        number of times."""
         self.is_cancelled = True
 
     def give(self, piece):
@@ -65,7 +66,7 @@ class BatchSequence:
             self.on_piece(piece)
 
     def end(self, error=None):
-        """The last thing that happens to it."""
+        """End the sequence, with an error or without."""
         self.state, self.error, self.unread = "ended", error, None
         self.give(None)
 
@@ -88,12 +89,13 @@ class RunningBatch:
         self.n_waiting = None if n_waiting is None else integer("n_waiting", n_waiting, 0, 1 << 31)
         self.waiting, self.working, self.kept = [], [], []      # kept: [(Text, tokens that are exact)], oldest first
         self._numbers = itertools.count()
-        self._flying = collections.deque()      # groups whose token is on its way: (sequences, function that waits)
+        # groups that are being computed: (sequences, function that waits for their logits)
+        self._flying = collections.deque()
         self._mark = object()                   # in `model.cache_owner` while the sequences are in the model's caches
         self._lock = threading.Lock()           # of `waiting`
         self.spent = {"prefill": [0, 0.0], "decode": [0, 0.0]}  # tokens, seconds
         self.n_shared = self.n_ended = 0
-        self.is_paused = False                  # nothing begins; what is in work goes on
+        self.is_paused = False                  # while True no sequence begins; those in work go on
 
     # ------------------------------------------------------------ from outside
     def submit(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, priority=0, on_piece=None, **options):
@@ -177,7 +179,7 @@ class RunningBatch:
                 elif tokens:
                     self._timed("decode", [(s, 1) for s in tokens])
             except BaseException:
-                model.cache_owner = None        # what was read is not known any more: it is read again
+                model.cache_owner = None        # the cache may be inconsistent after an error: texts are read again
                 raise
         return not self.is_idle
 
@@ -250,7 +252,7 @@ class RunningBatch:
                 self._advance(s, logits)
 
     def _begin_again(self):
-        """The caches are someone else's: they are taken, and the sequences in work are read again."""
+        """Another user has taken the model's caches: take them back and read the sequences in work again."""
         self.model.hand_over(self._mark)
         self.kept.clear()
         self._flying.clear()
@@ -261,7 +263,7 @@ class RunningBatch:
         self.working.clear()
 
     def _leave(self):
-        """The cancelled end."""
+        """End the sequences that were cancelled."""
         flying = {s for group, _ in self._flying for s in group}
         gone = [s for s in (*self.waiting, *self.working) if s.is_cancelled and s not in flying]
         with self._lock:
@@ -279,7 +281,7 @@ class RunningBatch:
             n, ids = (len(s.run.prompt_ids) + n_predict if n_predict >= 0 else n_ctx), s.known
             like, n_shared, is_read = self._alike(s, ids)
             if not is_read:
-                return                          # until that has read them
+                return                          # wait until the other sequence has read the common ids
             text = self._opened(min(n, n_ctx), like, n_shared)
             if text is None:
                 return
@@ -287,7 +289,7 @@ class RunningBatch:
                 self.waiting.remove(s)
             self.working.append(s)
             s.text, s.state = text, "reading"
-            if s.unread is not None:            # it was read once
+            if s.unread is not None:            # it was read before, and is read again
                 s.unread = ids
             else:
                 self._advance(s, None)
@@ -299,7 +301,8 @@ class RunningBatch:
         """A Text with so many rows; prefixes that are kept make room for it.  None: there is none."""
         m, cells = self.model, self.model.cells
         while (text := m.open_text(n_tokens, like, n_shared)) is None and self.kept and len(cells.texts) < cells.n_seqs:
-            at = int(len(self.kept) > 1 and self.kept[0][0] is like)        # what is shared goes last
+            # the text that will be shared is the last to be given up
+            at = int(len(self.kept) > 1 and self.kept[0][0] is like)
             cells.close(self.kept.pop(at)[0])
             if like is not None and not any(like is t for t in (*cells.texts, *(t for t, _ in self.kept))):
                 like, n_shared = None, 0
@@ -330,7 +333,7 @@ class RunningBatch:
 
     # ------------------------------------------------------------ a sequence goes on, or ends
     def _advance(self, sequence, logits):
-        """It takes its logits: pieces, then the ids it wants to be read; or it ends.
+        """Give a sequence its logits: it yields pieces, then the ids that have to be read next, or it ends.
 
         A Ctrl-C waits for the end of it: a sequence whose next token is chosen in part could not go on.
         """
@@ -370,13 +373,13 @@ class RunningBatch:
             return
         cells.keep(text)
         for other in [k for k in self.kept if k[0].ids == text.ids[:len(k[0].ids)]]:
-            self.kept.remove(other)             # all of it is in the new one
+            self.kept.remove(other)             # the new text begins with all of it
             cells.close(other[0])
         self.kept.append((text, min(n, equal_tokens(len(sequence.run.prompt_ids), self.model.n_batch))))
 
 
 def equal_tokens(n_prompt, n_batch):
-    """How many tokens of a prompt are read in pieces whose kernels are those of all long pieces."""
+    """How many tokens of a prompt are read in pieces of LEAST_PIECE tokens or more, which all use the same kernels."""
     rest = n_prompt % n_batch
     return n_prompt if rest >= LEAST_PIECE else n_prompt - rest
 

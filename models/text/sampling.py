@@ -26,7 +26,7 @@ CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", 
 ADAPTIVE_P = "adaptive_p"       # llama.cpp's name for it in the chain; wherever it stands, it comes last
 MAX_BREAKER = 40                # bytes of a DRY sequence breaker that count
 LOOK_AT = 256                   # tokens that are tried one by one before a mask is made
-MAX_TAIL = 20                   # ... and tokens behind its first one
+MAX_TAIL = 20                   # ... and tokens of a breaker behind its first one
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,10 @@ class Sampler:
                                               f"temp=0.8 is llama.cpp's default")
         names = [n for n in (("temp_alone", "mirostat") if self.mirostat else self.samplers) if _STEPS[n][0](self)]
         self._steps = [_STEPS[n][1] for n in names]
-        # the likeliest token, if no step can drop it or change logits
+        # takes the likeliest token at once, if no sampler can drop it or change logits
         self._greedy = self.temp <= 0 and self.dynatemp_range <= 0 and "temperature" in names and \
             not {"penalties", "dry", "typ_p", "xtc"} & {*names}
-        # how many of the likeliest tokens decide, where that is known; then a grammar need not look at all
+        # how many of the likeliest tokens suffice, if known; a grammar then need not check all others
         self._n_deciding = 1 if self._greedy else self.top_k if names[:1] == ["top_k"] else 0
         self._breakers = _heads(tokenizer, self.dry_sequence_breakers) if tokenizer and "dry" in names else {}
         looks_back = self.penalty_last_n, self.dry_penalty_last_n
@@ -171,7 +171,7 @@ class Sampler:
         self._random = np.random.default_rng(self.seed)
         self._xtc = False                       # whether this draw leaves out the likeliest
         self._mu = 2 * self.mirostat_tau        # Mirostat's bound of surprise, in bits
-        n = 1 / (1 - self.adaptive_decay)       # adaptive-p: as if what was drawn before had met the target
+        n = 1 / (1 - self.adaptive_decay)       # adaptive-p starts as if all earlier draws had met the target
         self._drawn = self.adaptive_target * n, n       # (sum, number) of the probabilities drawn, older ones decayed
         if self.grammar:
             self.grammar.reset()
@@ -214,7 +214,7 @@ class Sampler:
         return np.array(ids, np.int64), np.array([found[i] for i in ids])
 
     def _row(self, logits):
-        """(the logits as an array with the biases added, the first of the largest)."""
+        """(the logits as an array with the biases added, the index of the first largest one)."""
         row = np.asarray(logits)
         if row.ndim != 1 or not row.size:
             raise ShapeError(f"logits have shape {row.shape}, expected one row (n_vocab,)")
@@ -254,7 +254,8 @@ class Sampler:
             return None
         top = np.sort(np.argpartition(row, row.size - LOOK_AT)[row.size - LOOK_AT:])
         top, found = top[np.argsort(-row[top], kind="stable")], []
-        for id in top[row[top] > row[top[-1]]].tolist():        # among equals at the edge others may come first
+        # without those equal to the last: others, not looked at, may equal it too
+        for id in top[row[top] > row[top[-1]]].tolist():
             if self.grammar.allows(id):
                 found.append(id)
                 if len(found) == n:
@@ -262,7 +263,7 @@ class Sampler:
         return None
 
     def _kept(self, c):
-        """The candidates that come out of the chain, likeliest first."""
+        """The candidates that all samplers of the chain leave, likeliest first."""
         for step in self._steps:
             c = step(self, c)
         return c.sorted()

@@ -50,7 +50,7 @@ class SentencePiece(Tokenizer, models=("llama",)):
         while heap:
             _, left, right, length = heapq.heappop(heap)
             if not pieces[left] or not pieces[right] or len(pieces[left]) + len(pieces[right]) != length:
-                continue                                    # one of the two has been merged since
+                continue                                    # one of the two parts was merged with another meanwhile
             pieces[left], pieces[right] = pieces[left] + pieces[right], ""
             after[left] = after[right]
             if after[left] >= 0:

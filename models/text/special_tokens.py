@@ -25,13 +25,14 @@ MIDDLE_TEXTS = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",)}
 STOP_ROLES = ("bos", "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")      # bos: models write it between documents
-SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")      # gpt-oss: part of what it says
+# gpt-oss: control tokens that are part of its answers
+SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """types: (n_vocab,) as they count; stop_ids: frozenset of the ids that end a text; middle: {role: id} of those of
-    MIDDLE_TEXTS that the vocabulary has."""
+    """types: (n_vocab,), corrected where files are wrong; stop_ids: frozenset of the ids that end a text; middle:
+    {role: id} of those of MIDDLE_TEXTS that the vocabulary has."""
     types: np.ndarray
     stop_ids: frozenset
     middle: dict
@@ -49,7 +50,7 @@ def specials(types, vocab, roles):
     types[list(ends.values())] = CONTROL
     types[[vocab[text] for text in SHOWN_TEXTS if text in vocab]] = USER_DEFINED
     stops = {named[role] for role in STOP_ROLES if role in named} | set(ends.values())
-    # two families use a token that ends a turn elsewhere for something else
+    # in two families a token that ends a turn elsewhere has another meaning
     if "<|end|>" in ends and ({"<|return|>", "<|call|>"} <= ends.keys()
                               or "<|flush|>" in ends and {"<|call|>", "<|calls|>"} & ends.keys()):
         types[ends["<|end|>"]] = USER_DEFINED

@@ -8,7 +8,7 @@ Every token is drawn from the model's own logits, which have the bits that they 
 random.
 
     lookup          what followed where the text had its last ORDER tokens before (Saxena 2023, prompt lookup)
-    mtp             a layer of the model's own that was trained to guess (networks/predictor.py)
+    mtp             a layer of the model's own that was trained to guess (networks/parts/predictor.py)
     a draft model   a smaller model of the same vocabulary, its likeliest tokens (Leviathan et al. 2023)
 
 A batch of several tokens takes longer than one token.  `Speculation` keeps the account, in seconds of plain tokens, and
@@ -21,11 +21,11 @@ import numpy as np
 
 from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
 
-ORDER = 3                       # tokens that have to be the same
-WIDTHS = 2, 4, 8, 16            # tokens of a batch: few, so that few plans serve
+ORDER = 3                       # the last so many tokens are looked up earlier in the text
+WIDTHS = 2, 4, 8, 16            # sizes of batches with guesses: few sizes need few plans
 FIRST_WIDTH = 4
-N_PLAIN = 3                     # tokens before the first guess: they tell what one takes
-ALLOWED = 1.5                   # tokens that guessing may cost
+N_PLAIN = 3                     # tokens decoded before the first guess, to measure the time of one
+ALLOWED = 1.5                   # guessing stops when it has cost the time of so many tokens
 
 
 class Lookup:
@@ -92,9 +92,9 @@ def guesser_of(model, speculative):
 
 
 class Speculation:
-    """Guesses for one text, and the account of what they bring.
+    """Guesses for one text, and whether they save time.
 
-    n_drafted, n_accepted: tokens guessed, and those of them that came; is_on: is anything guessed any more?
+    n_drafted, n_accepted: tokens guessed, and those of them that were right; is_on: are tokens still guessed?
     """
 
     def __init__(self, guesser):
@@ -116,7 +116,7 @@ class Speculation:
         self._plain = [*self._plain, seconds][-8:]
 
     def begin(self, n, seconds):
-        """A batch with n guesses took so long, guessing included."""
+        """Note that a batch with n guesses took `seconds`, guessing included."""
         self.settle()
         self.n_drafted += n
         self._open = [n, 0, seconds]
@@ -127,7 +127,7 @@ class Speculation:
         self.n_accepted += 1
 
     def settle(self):
-        """Account for the last guesses, of which no more will be used: what did they cost?"""
+        """Add up the time that the last guesses saved or cost, since no more of them will be used."""
         if self._open is None:
             return
         (n, accepted, seconds), self._open = self._open, None

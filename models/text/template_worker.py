@@ -75,7 +75,7 @@ def answer(env, job):
         return {"kind": "refused", "error": str(e), "line": None}
     except jinja2.TemplateSyntaxError as e:
         return {"kind": "broken", "error": e.message, "line": e.lineno}
-    except Exception as e:          # whatever a template can do wrong, in any code it can call
+    except Exception as e:          # a template may raise any error in any function that it calls
         line, frame = None, e.__traceback__
         while frame:
             line = frame.tb_lineno if frame.tb_frame.f_code.co_filename == "<template>" else line
@@ -86,11 +86,11 @@ def answer(env, job):
 
 def main():
     """Answer jobs, a line of JSON each, until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is the other process's affair
+    signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is handled by the parent process
     try:
         import resource
         resource.setrlimit(resource.RLIMIT_AS, (MAX_NBYTES, MAX_NBYTES))
-    except (ImportError, ValueError, OSError):          # no such limits there: the time limit remains
+    except (ImportError, ValueError, OSError):          # a system without such limits: only the time limit holds
         pass
     env = environment()
     for line in sys.stdin:

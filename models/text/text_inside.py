@@ -40,7 +40,7 @@ class TextInside:
                         for word, p in zip(self.lens.words[i][at], self.lens.probabilities[i, at], strict=True))
 
     def _looks(self, at):
-        """Where attention went, the mean over layers and heads, in words."""
+        """The tokens that attention went to, as the mean over layers and heads, as text."""
         if self.attention is None:
             return ""
         weights = np.mean([w[:, at, :at + 1].mean(0) for w in self.attention.weights.values()], 0)

@@ -64,7 +64,7 @@ def _columns(rows, n):
 
 
 def split(data):
-    """(text, the bytes of a character that is begun): (None, b"") for what no UTF-8 begins with."""
+    """(text, bytes of an unfinished character at its end); (None, b"") for bytes that are no UTF-8."""
     try:
         return data.decode(), b""
     except UnicodeDecodeError as e:

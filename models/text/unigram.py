@@ -112,7 +112,7 @@ def replacer(mapping):
     if not mapping:
         return lambda text: text
     prefixes, long = Prefixes(mapping), [key for key in mapping if len(key) > 1]
-    # where a key may start: most characters of most texts can be left out
+    # characters that keys start with: others are skipped
     starts = re.compile(f"{_any_of({key for key in mapping if len(key) == 1})}"
                         f"|{_any_of({key[0] for key in long})}(?={_any_of({key[1] for key in long})})")
 

@@ -18,7 +18,7 @@ from ggjit.ops.core.whole_numbers import is_whole
 
 SPACE = "\u2581"                # how SentencePiece and llama.cpp's WordPiece write a space
 KEY = "tokenizer.ggml."
-WHITE = " \t\n\v\f\r"           # what a token that swallows white space swallows
+WHITE = " \t\n\v\f\r"           # characters that special tokens with `lstrip` or `rstrip` remove
 ROLE_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}      # older names of keys
 
 BEFORE_MARKS, CONTRACTIONS = re.compile(rb" (?=[?!.,])"), re.compile(rb" (?='(?:[sm]|[rv]e))")
@@ -204,7 +204,7 @@ class Tokenizer:
     # ---------------------------------------------------------------- the vocabulary
     @property
     def is_built(self):
-        """Was a text encoded before?  What that takes is made then."""
+        """Was a text encoded before?  The first call makes the tables."""
         return "_to_ids" in vars(self)
 
     @functools.cached_property
@@ -237,7 +237,7 @@ class Tokenizer:
 
     @property
     def _unk_text(self):
-        """What stands for text without any token; None if the vocabulary has nothing for it."""
+        """The text of the unknown token; None if the vocabulary has none."""
         return None if self.unk_id is None else self._tokens[self.unk_id] or _name_empty(self.unk_id)
 
     @functools.cached_property

@@ -14,7 +14,7 @@ class WordPiece(Tokenizer, models=("bert",)):
         super().__init__(file)
         sep_id = self._special_id("seperator")              # the key of the file format is spelt this way
         self.eos_id = sep_id if sep_id is not None else self.eos_id
-        self.add_bos = self.add_eos = True                  # the network was never trained without them
+        self.add_bos = self.add_eos = True                  # the networks were always trained with both
 
     def _build(self):
         if self.unk_id is None:

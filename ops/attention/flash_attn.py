@@ -19,6 +19,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import describe, is_contiguous, require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec
+from ggjit.ops.core.split import MIRRORED, SplitState
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0, Tensor
 from ggjit.ops.matmul import choices
@@ -297,7 +298,7 @@ def gradient(g, t, dy):
 
 # ---------------------------------------------------------------- rows
 def _rows(t):
-    """Texts; a mask is that of all of them, or has one for each."""
+    """Along the axis of texts.  A mask belongs to all texts, or there is one for each."""
     q, k, v, mask, sinks = t.src
     if last_axis(t) == 3 and (mask is None or mask.ne[3] in (1, t.ne[3])):
         yield 3, [3, 3, 3, None if mask is None or mask.ne[3] == 1 else 3, None]
@@ -310,8 +311,16 @@ def _rebuild(n):
     return out if sinks is None else n.call("flash_attn_ext_add_sinks", out, sinks)
 
 
+def _split(t, q, k, v, mask=None, sinks=None):
+    """Heads, where each has the same mask, slope and sinks; they are axis 1 of the result."""
+    r = t.src[0].ne[2] // t.src[1].ne[2]
+    ok = q.axis == 2 and k == v and k.axis == 2 and tuple(r * s for s in k.sizes) == q.sizes and sinks is None \
+        and mask in (None, MIRRORED) and (mask is None or t.src[3].ne[2] == 1) and float(t.param_floats[1]) == 0
+    return SplitState(1, q.sizes) if ok else None
+
+
 SPECS = (Spec(op=OP.FLASH_ATTN_EXT,
               builders=(flash_attn_ext, flash_attn_ext_set_prec, flash_attn_ext_add_sinks),
-              reference=reference, kernel=kernel, gradient=gradient, rows=_rows, cases=cases,
+              reference=reference, kernel=kernel, gradient=gradient, rows=_rows, split=_split, cases=cases,
               rebuild=_rebuild,
               flops=lambda t: 2 * math.prod(t.src[0].ne[1:]) * (t.src[0].ne[0] + t.src[2].ne[0]) * t.src[1].ne[1]),)

@@ -61,7 +61,7 @@ def _make_pack(variant, layout):
         for j in range(nj):
             read_k(k + j * ks, wk + k_ + j * k_stride)
             read_v(v + j * vs, wk + v_ + j * v_stride)
-        for j in range(0, nj, W):           # rows beyond nj are left over from before; no row sees them
+        for j in range(0, nj, W):           # rows beyond nj are of an earlier block; the mask hides them
             src = wk + k_ + j * k_stride
             dst = wk + kt_ + j // PANEL * (4 * PANEL * d) + j % PANEL * 4
             for i in range(0, d - tail, W):

@@ -112,7 +112,7 @@ def slope_of(head, n_head, max_bias):
 
 @inline
 def output_factor(m, l_sum, sink):
-    """What the accumulated row is multiplied by: 1 / (l + exp(sink - m)); 0 where nothing was visible."""
+    """The factor of the accumulated row: 1 / (l + exp(sink - m)); 0 where no key was visible."""
     if sink != 0:
         s = ld_f32(sink)
         if s > m:
@@ -235,7 +235,8 @@ def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values
             s = wk + scores_ + r * ROW_NBYTES
             m, c = ld_f32(wk + new_ + 4 * r), ld_f32(wk + c_ + 4 * r)
             if ld_i64(wk + bits_ + 8 * r) == 0 or m == NEG_INF:         # the row sees nothing here
-                if ld_i64(wk + bits_ + 8 * r) != 0 and _any_nan(s, nv):  # or nothing but NaN, which no maximum shows
+                # or it sees only NaN, which a maximum does not show
+                if ld_i64(wk + bits_ + 8 * r) != 0 and _any_nan(s, nv):
                     st_f32(wk + l_ + 4 * r, NAN)
                 for i in range(0, nv * B, B):
                     simd.stf(s + i, simd.zerof())

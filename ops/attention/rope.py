@@ -31,6 +31,7 @@ from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.split import MIRRORED
 from ggjit.ops.core.types import F16, F32, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import copy_bytes, ld_i32
@@ -309,7 +310,8 @@ def _make(mode, ty, backward, has_factors):
 
     def kernel(node, ith, nth, sync):
         x, positions, d = node + SRC0, node + SRC1, node + DST
-        bad = too_far(positions)                    # every thread checks, so none has written when one fails
+        # every thread checks all positions, so that none writes if one is bad
+        bad = too_far(positions)
         if bad != 0:
             return fail(node, BAD_INDEX, bad)
         n0, n_heads, n_tokens, n_seqs = ne(d, 0), ne(d, 1), ne(d, 2), ne(d, 3)
@@ -411,7 +413,7 @@ def gradient(g, t, dy):
 
 # ---------------------------------------------------------------- rows
 def _rows(t):
-    """Tokens, each with its position; or texts, which share them."""
+    """Along the axis of tokens, with their positions; or along the axis of texts, which have the same positions."""
     a = last_axis(t)
     if a >= 2:
         yield a, [a, 0 if a == 2 else None, *(None for _ in t.src[2:])]
@@ -425,11 +427,16 @@ def _rebuild(n):
     return n.call("rope_set_offset", out, n.i[15]) if n.i[15] else out
 
 
+def _split(t, a, positions, factors=None):
+    """Heads or sequences: positions run along the axis between them."""
+    return a if a.is_cut and a.axis in (1, 3) and positions == MIRRORED and factors in (None, MIRRORED) else None
+
+
 SPECS = (
     Spec(op=OP.ROPE, builders=(rope, rope_inplace, rope_ext, rope_ext_inplace, rope_multi, rope_multi_inplace,
                                rope_set_offset),
          reference=reference, kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient,
-         rows=_rows, cases=lambda: cases(OP.ROPE), indexed=1,
+         rows=_rows, split=_split, cases=lambda: cases(OP.ROPE), indexed=1,
          rebuild=_rebuild),
     Spec(op=OP.ROPE_BACK, builders=(rope_ext_back, rope_multi_back), reference=reference, kernel=kernel, in_place=True,
          gradient=gradient, rows=_rows, cases=lambda: cases(OP.ROPE_BACK), indexed=1,

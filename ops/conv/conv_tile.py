@@ -72,7 +72,7 @@ def write_record(g, out, taps, step, first, tap_step, size, data, kernel, result
     """
     _put(g, OUT, out)
     _put(g, TAPS, taps)
-    if counts[0] == 0:                          # nothing to add up, under however many taps
+    if counts[0] == 0:                          # no input under any tap: nothing to add
         _put(g, TAPS, (1, 1, 1))
     _put(g, STEP, step)
     _put(g, FIRST, first)

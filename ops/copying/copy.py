@@ -13,6 +13,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import along, as_many_elements
 from ggjit.ops.core.shape import describe, require, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.split import copied
 from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0, Tensor, Type
 from ggjit.ops.types.shared.moves import SCRATCH_NBYTES, can_move, mover
 
@@ -178,7 +179,7 @@ def cases_of(op):
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    """dy, in a's shape; what a destination held is gone."""
+    """dy in a's shape; the former content of a destination gets no gradient."""
     return lambda: g.reshape(dy, t.src[0]), None
 
 
@@ -189,10 +190,10 @@ def _elements(t):
 
 SPECS = (
     Spec(op=OP.CPY, builders=(cpy, cast), reference=reference, kernel=kernel, gradient=gradient,
-         cases=lambda: cases_of(OP.CPY),
+         split=copied, cases=lambda: cases_of(OP.CPY),
          rebuild=lambda n: n.call("cpy", *n.src) if n.in_place else n.call("cast", *n.src, n.type)),
     Spec(op=OP.CONT, builders=(cont, cont_1d, cont_2d, cont_3d, cont_4d), reference=reference, kernel=kernel,
-         gradient=gradient, rows=_elements, cases=lambda: cases_of(OP.CONT),
+         gradient=gradient, rows=_elements, split=copied, cases=lambda: cases_of(OP.CONT),
          rebuild=lambda n: n.call("cont_4d", *n.src, *n.ne)),
     Spec(op=OP.DUP, builders=(dup, dup_inplace), reference=reference, kernel=kernel, gradient=gradient,
-         rows=_elements, cases=lambda: cases_of(OP.DUP)))
+         rows=_elements, split=copied, cases=lambda: cases_of(OP.DUP)))

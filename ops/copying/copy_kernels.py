@@ -31,7 +31,7 @@ from ggjit.ops.native.row_loops import AFFINITY, over_chunks, pieces_of_result, 
 from ggjit.ops.native.simd import W, bf16_ir, const_ir, load_ir, store_ir, vec_ir
 from ggjit.ops.types.shared.moves import PIECE, SCRATCH_NBYTES, element_mover, mover
 
-ELEM = {F32: "f32", F16: "f16", BF16: "i16"}                # what a vector of the type holds
+ELEM = {F32: "f32", F16: "f16", BF16: "i16"}                # element of vectors of the type
 
 
 def _make_flat(ts, td):
@@ -103,7 +103,7 @@ def _block_addr(view, e, block):
 
 
 def _make_any(ts, td):
-    """Two types, each with blocks of one, or one type."""
+    """A kernel for two scalar types, or for one type of any kind."""
     element, block = element_mover(ts, td).move, ts.block
 
     @inline

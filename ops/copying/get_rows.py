@@ -11,6 +11,7 @@ from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import n_elements, require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, elements_nbytes
+from ggjit.ops.core.split import MIRRORED
 from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32
@@ -122,6 +123,11 @@ def _moved(t):
     return elements_nbytes(t) + rows * t.src[0].type.row_nbytes(t.ne[0]) + t.src[1].nbytes
 
 
+def _split(t, a, ids):
+    """Each device has its part of every row."""
+    return a if a.axis == 0 and ids == MIRRORED else None
+
+
 SPECS = (Spec(op=OP.GET_ROWS, builders=(get_rows,), reference=reference, kernel=kernel,
-              gradient=gradient, rows=_rows, cases=cases,
+              gradient=gradient, rows=_rows, split=_split, cases=cases,
               moved=_moved),)

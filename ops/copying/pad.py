@@ -194,7 +194,7 @@ def roll_cases():
 
 # ---------------------------------------------------------------- gradient
 def gradient_pad(g, t, dy):
-    """The part inside; of circular padding, all copies of an element added up."""
+    """The window of dy without the padding; for circular padding, the sum over all copies of an element."""
     a, sides = t.src[0], [int(p) for p in t.op_params[:8]]
 
     def inside():

@@ -12,6 +12,7 @@ from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.shape import n_elements, require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, elements_nbytes
+from ggjit.ops.core.split import MIRRORED
 from ggjit.ops.core.types import BF16, F16, F32, I32, I64, Q4_0, Q8_0, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32, ld_i64
@@ -120,7 +121,12 @@ def _moved(t):
     return n + n // t.src[0].type.nbytes * t.type.nbytes // t.type.block
 
 
+def _split(t, values, ids, into):
+    """Each device writes its part of every row, or its own batch."""
+    return into if into.is_cut and values == into and into.axis != 1 and ids == MIRRORED else None
+
+
 SPECS = (Spec(op=OP.SET_ROWS, builders=(set_rows,), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases, indexed=2,
+              gradient=gradient, split=_split, cases=cases, indexed=2,
               rebuild=lambda n: n.call("set_rows", n.src[2], n.src[0], n.src[1]),
               moved=_moved),)

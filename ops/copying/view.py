@@ -17,6 +17,7 @@ from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.row_axes import as_many_elements, last_axis
 from ggjit.ops.core.shape import describe, is_contiguous, require
 from ggjit.ops.core.spec import Spec
+from ggjit.ops.core.split import viewed
 from ggjit.ops.core.types import Tensor
 
 _SPLIT = 1 << 32
@@ -138,7 +139,7 @@ def permute(a: Tensor, axis0: int, axis1: int, axis2: int, axis3: int):
     ne, nb = [0] * 4, [0] * 4
     for i, to in enumerate(axes):
         ne[to], nb[to] = a.ne[i], a.nb[i]
-    ndim = max(axes[:a.ndim], default=-1) + 1           # up to where the last of a's axes went, whatever its length
+    ndim = max(axes[:a.ndim], default=-1) + 1           # axes of the result: up to the place of the last of a's axes
     return a.ctx.node(OP.PERMUTE, a.type, ne, (a,), axes, view_of=a, nb=nb, ndim=ndim)
 
 
@@ -268,12 +269,12 @@ def _rows_of_transpose(t):
 SPECS = (
     Spec(op=OP.RESHAPE, builders=(reshape, reshape_1d, reshape_2d, reshape_3d, reshape_4d),
          reference=reference_reshape,
-         gradient=gradient_reshape, rows=as_many_elements,
+         gradient=gradient_reshape, rows=as_many_elements, split=viewed,
          rebuild=lambda n: n.call("reshape_4d", *n.src, *n.ne)),
     Spec(op=OP.VIEW, builders=(view_1d, view_2d, view_3d, view_4d, view_tensor), reference=reference_view,
-         gradient=gradient_view, rows=_rows_of_view),
+         gradient=gradient_view, rows=_rows_of_view, split=viewed),
     Spec(op=OP.PERMUTE, builders=(permute,), reference=reference_permute, gradient=gradient_permute,
-         rows=_rows_of_permute),
+         rows=_rows_of_permute, split=viewed),
     Spec(op=OP.TRANSPOSE, builders=(transpose,), reference=reference_transpose, gradient=gradient_transpose,
-         rows=_rows_of_transpose),
+         rows=_rows_of_transpose, split=viewed),
 )

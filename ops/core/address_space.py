@@ -12,9 +12,9 @@ import mmap
 
 from ggjit.ops.core.errors import OutOfMemory
 
-_RESERVE, _COMMIT, _NO_ACCESS, _READ_WRITE = 0x2000, 0x1000, 0x01, 0x04         # VirtualAlloc's words
-_STEP = 1 << 20                                         # bytes that are charged in one go
-_LAST = 1 << 16                                         # bytes at the end that are there from the beginning
+_RESERVE, _COMMIT, _NO_ACCESS, _READ_WRITE = 0x2000, 0x1000, 0x01, 0x04         # flags of VirtualAlloc
+_STEP = 1 << 20                                         # bytes that are committed at a time
+_LAST = 1 << 16                                         # bytes at the end that are committed from the beginning
 
 
 def _virtual_alloc():
@@ -51,7 +51,7 @@ class AddressSpace:
         self.memory = memoryview((ctypes.c_uint8 * nbytes).from_address(self.address)).cast("B")
 
     def commit(self, nbytes):
-        """The first nbytes may be used."""
+        """Commit the first nbytes, so that they may be used."""
         if nbytes > self._committed:
             upto = min(max(nbytes, self._committed + _STEP), self.nbytes)
             self._take(self.address + self._committed, upto - self._committed, _COMMIT, _READ_WRITE)

@@ -20,7 +20,8 @@ _WRAP_BUILDERS = "ggjit.ops.core.", "ggjit.core.", "ggjit.tensors."        # mod
 
 
 def all_or_nothing(build):
-    """A builder of several nodes: where a later one is refused, the earlier ones are gone when the error comes out.
+    """Decorator of a builder of several nodes: if a later node is refused, the earlier ones are freed before the error
+    comes out.
 
     Nodes live as long as they are referred to; here that is the frames of the error's traceback.
     """
@@ -35,7 +36,8 @@ def all_or_nothing(build):
 
 
 def looks_further(build):
-    """A builder whose node depends on more of its tensors than their layouts: on flags, or on what they were made from.
+    """Decorator of a builder whose node depends not only on the layouts of its tensors but also on their flags or
+    sources.
 
     Calls of others with equal layouts are not checked again (engine/tensors/repeats.py).
     """
@@ -44,7 +46,7 @@ def looks_further(build):
 
 
 def writes_in_c(build):
-    """A builder whose function in C writes into the node that it is given: here it makes a new one.  A call whose
+    """Decorator of a builder that makes a new node, where ggml's C function changes the node it is given.  A call whose
     result is dropped does nothing, and warns."""
     @functools.wraps(build)
     def call(*args, **kwargs):
@@ -58,13 +60,13 @@ def writes_in_c(build):
 
 
 def _is_dropped(frame):
-    """Is the result of the call that the frame is at thrown away by its next instruction?"""
+    """Does the frame's next instruction throw away the result of the call that it is making?"""
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_WRAP_BUILDERS):
         frame = frame.f_back
     if frame is None:
         return False
     code, at = frame.f_code.co_code, frame.f_lasti + 2
-    while at < len(code) and not code[at]:              # inline caches
+    while at < len(code) and not code[at]:              # skip inline caches of the bytecode
         at += 2
     return at < len(code) and code[at] == opcode.opmap["POP_TOP"]
 

@@ -20,7 +20,8 @@ NAMES = {"epsilon": "eps", "diagonal": "n_past", "descending": "order"}
 
 
 def other_call(builder, args, kwargs):
-    """(args, kwargs) that mean the same and fit, or None.  Errors: TypeMismatch, ParamError with what to write."""
+    """(args, kwargs) of the same meaning that the builder accepts, or None.  Errors: TypeMismatch, ParamError with what
+    to write."""
     name, names = builder.__name__, tuple(inspect.signature(builder).parameters)
     if args and isinstance(args[0], list | tuple) and name == "concat":
         return _list_of_concat(args, kwargs)

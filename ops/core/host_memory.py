@@ -21,7 +21,7 @@ from ggjit.ops.core.errors import GgjitError, OutOfMemory
 from ggjit.ops.core.shape import describe
 
 OWN_PAGES = 4 << 20             # bytes; from there on NumPy asks for large pages, too
-_refused = None                 # numbers of requests -> refuse this one?  None: all are tried
+_refused = None                 # function: is this request refused (in tests)?  None: no request is
 
 
 class oom_guard:
@@ -135,6 +135,6 @@ def _trim():
 
 
 def give_back_memory():
-    """What was freed goes back to the system: C libraries keep it for the next request."""
+    """Return freed memory to the system, which C libraries keep for later requests."""
     if _trim() is not None:
         _trim()(ctypes.c_size_t(0))

@@ -42,7 +42,7 @@ _PACKAGES = "ggjit", "numba", "llvmlite"
 
 
 def _cached_properties():
-    """The cached properties of all classes of these packages."""
+    """The functools.cached_property objects of all classes of these packages."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _PACKAGES:
             for cls in list(vars(module).values()):

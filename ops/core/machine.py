@@ -1,7 +1,7 @@
 """What the system says of this machine: the processor's name, the cores a process may use, the memory left.
 
 Each fact is asked of Linux, macOS and Windows in its own way.  What a system does not tell, or has no function for, is
-0, "" or None: no question ends in an error (`_unless_told`).  Limits of a container (control groups) count as the
+0, "" or None: these functions raise no errors (`_unless_told`).  Limits of a container (control groups) count as the
 machine's own.
 """
 import ctypes
@@ -18,7 +18,7 @@ _CGROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
 def _unless_told(unknown):
-    """Decorator: `unknown` where the system lacks the function, or answers what nobody expects."""
+    """Decorator: `unknown` where the system lacks the function, or its answer has an unknown form."""
     def of(question):
         @functools.wraps(question)
         def asked():

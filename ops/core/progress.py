@@ -70,7 +70,7 @@ class _Line:
 
 @contextlib.contextmanager
 def quiet():
-    """Work inside has no line: something else says how far it is."""
+    """Context in which work shows no line, because something else shows its progress."""
     before = getattr(_inside, "work", False)
     _inside.work = True
     try:
@@ -94,7 +94,7 @@ def work(description, total=None):
 
 
 def counted(description, things):
-    """`for x in counted("reading", parts):` is such a work; one thing alone has no line."""
+    """`for x in counted("reading", parts):` shows a line as `work` does, if there is more than one part."""
     return _counted(description, things) if len(things) > 1 else things
 
 

@@ -16,7 +16,7 @@ def check():
     try:
         numba, llvmlite = metadata.version("numba"), metadata.version("llvmlite")
     except metadata.PackageNotFoundError:
-        return                  # not installed, or not as a package: importing it says which
+        return                  # not installed as a package: the import itself raises the error
     first, end = NUMBA
     if not first <= tuple(map(int, re.findall(r"\d+", numba)[:2])) < end:
         bounds = f"numba>={first[0]}.{first[1]},<{end[0]}.{end[1]}"

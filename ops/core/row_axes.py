@@ -14,7 +14,7 @@ def last_axis(t):
 
 
 def along(least):
-    """Rule of ops whose rows do not meet from axis `least` on; sources of one row are read whole."""
+    """Rule of ops whose rows are independent of each other from axis `least` on; sources of one row are read whole."""
     def rule(t):
         a = last_axis(t)
         needs = [None if s is None or s.ne[a] == 1 else a for s in t.src]
@@ -24,11 +24,11 @@ def along(least):
 
 
 def as_many_elements(t):
-    """Elements in the order of the source's, whatever the shape."""
+    """Rule of ops that keep the order of the elements and may change the shape."""
     yield last_axis(t), [last_axis(t.src[0])]
 
 
 def pictures(t):
-    """A kernel, and pictures along axis 3."""
+    """Rule of ops on a kernel and pictures along axis 3."""
     if last_axis(t) == 3:
         yield 3, [None, 3]

@@ -78,7 +78,7 @@ def require_type(op, t, types, role="source"):
 
 
 def require_sum_so_far(op, onto, ne):
-    """`onto` is what a sum of shape `ne` can go on in."""
+    """Errors: ShapeError, TypeMismatch unless `onto` may hold the sum so far of a result of shape `ne`."""
     require_type(op, onto, (F32,), "onto")
     require(tuple(onto.ne) == (*ne, 1, 1, 1, 1)[:4] and is_contiguous(onto),
             f"{op}: onto must be contiguous and of the shape of the sum, {list(ne)}", onto)

@@ -33,6 +33,9 @@ axis or None): row n of the result needs row n of the sources along their axes, 
 (ops/core/row_axes.py).  In place of the result's axis: SUM, SUM_IN_ORDER.  The node of a few rows is the same op on
 them, unless there is a `chunk(t, ne, src, before, is_last)`: ne and src are its shape and its sources, before is the
 node of the chunk before where t is a sum.  The last node of a SUM_IN_ORDER, or all nodes along an axis, have t's bits.
+
+`split(t, *states)` says how the result is cut between devices, its sources being cut by `states` (a SplitState of
+ops/core/split.py for each, None for an absent one).  None: the op needs its sources whole.
 """
 import dataclasses
 import functools
@@ -114,6 +117,7 @@ class Spec:
     gradient: Callable | None = None        # (g, t, dy) -> a function or None per source; None: has no gradient
     rows: Callable | None = None            # (t) -> pairs (axis, axes of the sources); None: its rows meet
     chunk: Callable | None = None           # (t, ne, src, before, is_last) -> node of some rows; None: same op
+    split: Callable | None = None           # (t, *states) -> SplitState or None; None: needs its sources whole
     cases: Callable | None = None           # () -> iterable of Case
     indexed: int | None = 0                 # source whose rows the ids name, for the message of a bad id; None: result
     rebuild: Callable | str | None = None   # how a node made by hand is made by a builder; see above

@@ -61,7 +61,7 @@ def _typed(function, args, kwargs, error):
 
 
 def _not_a_tensor(error, given):
-    """What to say of an array or list that stands where a tensor is expected, or None."""
+    """The text of the error for an array or list where a tensor is expected, or None."""
     if isinstance(error, AttributeError) and any(error.obj is x for x in given) and hasattr(error.obj, "__len__") \
             and not isinstance(error.obj, str | bytes | dict):
         return f"a tensor is expected, not {type(error.obj).__name__}: gg.tensor(values) makes one"

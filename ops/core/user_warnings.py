@@ -8,7 +8,7 @@ _told: set[str] = set()
 
 
 class GgjitWarning(UserWarning):
-    """Something was taken in a way that may not be what was meant; `warnings.filterwarnings("ignore",
+    """Something may not do what the user meant; `warnings.filterwarnings("ignore",
     category=gg.GgjitWarning)` silences all of them."""
 
 
@@ -41,12 +41,12 @@ def warn(message):
 
 
 def warn_once(key, message):
-    """The same, the first time that `key` is told in this process."""
+    """As `warn`, but once for each key in this process."""
     if key not in _told:
         _told.add(key)
         warn(message)
 
 
 def forget_told():
-    """Everything may be told again."""
+    """Forget which keys were warned of."""
     _told.clear()

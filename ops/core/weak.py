@@ -42,7 +42,8 @@ class WeakValues:
                 ref = self._gone.popleft()
             except IndexError:                          # another thread has removed the last entry
                 return
-            self._refs.pop(getattr(ref, "number", None), None)                          # none yet: interrupted
+            # an interrupt came before the number was set
+            self._refs.pop(getattr(ref, "number", None), None)
 
 
 class WeakKeys(dict):
@@ -53,7 +54,7 @@ class WeakKeys(dict):
     __slots__ = ("__weakref__",)
 
     def put(self, x, value=None):
-        # held weakly by the reference, or the two would hold each other
+        # the callback holds the dict weakly, since the dict holds the callback
         self[weakref.ref(x, functools.partial(operator.delitem, weakref.proxy(self)))] = value
 
     def of(self, x):

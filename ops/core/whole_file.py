@@ -50,11 +50,11 @@ def whole_file(path, text=False, mode=0o666, durable=True, devices=True):
                 os.fsync(f.fileno())
             if before and hasattr(os, "fchmod"):
                 os.fchmod(f.fileno(), before & mode)
-            f.close()                           # a full disk may be noticed here, and open files have no new name
+            f.close()                           # closing may report a full disk, and Windows does not rename open files
             _replace(f.name, path)
     except OSError as e:
         if e.filename is not None and e.filename != path and os.path.dirname(str(e.filename)) != os.path.dirname(path):
-            raise                               # the error is about another file that the block used
+            raise                               # the error belongs to another file that the block used
         raise OSError(e.errno, e.strerror or str(e), path) from e
 
 
@@ -131,7 +131,8 @@ def _open(name, mode, text, **options):
 
 
 def _plain(path):
-    """Permissions of the plain file of that name, 0 where there is none; None for what is not replaced."""
+    """Permissions of the plain file of that name, 0 where there is none; None for devices and the like, which are not
+    replaced."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "no such folder", folder)
@@ -148,8 +149,8 @@ def _plain(path):
 
 
 def _lock(f):
-    """Nobody removes it while this process lives.  Whether it was free; True where there are no locks: Windows does not
-    remove open files."""
+    """Lock a file, so that no other process removes it while this one lives.  Returns whether it was free; True on
+    systems without locks (Windows does not remove open files)."""
     if fcntl is None:
         return True
     try:

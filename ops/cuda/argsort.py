@@ -36,7 +36,7 @@ MAX_ROW = 64 if SMALL_BLOCKS else 1024
 SORT_THREADS = MAX_THREADS if SMALL_BLOCKS else 1024
 MAX_SORTS = 2 if SMALL_BLOCKS else 256             # blocks, each with scratch memory for a row
 MAX_CCCL_ROWS = 16
-LAST = (1 << 63) - 1                            # sorts behind all words of the row
+LAST = (1 << 63) - 1                            # a word that sorts behind all words of a row
 
 
 @device

@@ -223,7 +223,7 @@ def _iq1_m_scale(p, u, s):
 
 
 def _signed(name, words, scale, pair=None):
-    """Codes with their signs, scales of 16 values or more, in the row's order."""
+    """Blocks of a type without offsets, whose codes are signed and in the order of the row."""
     return Blocks(BY_NAME[name], 2, words, scale, halves_at, mins=False, pair=pair)
 
 

@@ -51,7 +51,8 @@ class CudaMover:
 
 @functools.cache
 def mover(ts, td):
-    """The function that moves rows of type ts to rows of td with elements side by side; None: no conversion here."""
+    """The function that moves rows of type ts to rows of td with elements side by side; None: there is no such
+    conversion."""
     if ts is td:
         return CudaMover(*_same(ts))
     if td in QUANTIZE and ts in FLOATS:

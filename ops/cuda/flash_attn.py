@@ -284,7 +284,7 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks
             s2 = score(node, s2, pm, j2, slope) if j + 2 < end else LOWEST
             s3 = score(node, s3, pm, j3, slope) if j + 3 < end else LOWEST
             higher = max(max(top, max(s0, s1)), max(s2, s3))
-            base = higher if higher > LOWEST else ZERO          # all keys so far are hidden
+            base = higher if higher > LOWEST else ZERO          # if all keys so far are hidden, 0
             shrink = core.exp(top - base)
             e0, e1, e2, e3 = core.exp(s0 - base), core.exp(s1 - base), core.exp(s2 - base), core.exp(s3 - base)
             total = total * shrink + ((e0 + e1) + (e2 + e3))

@@ -129,7 +129,7 @@ def _over_quad_sum(x):
 def _make_factor(has_sinks):
     @core.device
     def factor(node, h, top, total):
-        """What the sums of a row are multiplied by; a query that sees no key gives zeros."""
+        """The factor of a row's sums; 0 for a query that sees no key."""
         total, rest = _over_quad_sum(total), UNIT
         if has_sinks:
             sink = core.ld_f32(views.addr(node + views.SRC4) + 4 * h)
@@ -221,7 +221,8 @@ def _make(tq, d, dv, has_mask, has_sinks):
                 high0, high1 = max(high0, s[4 * j]), max(high1, s[4 * j + 2])
                 high0, high1 = max(high0, s[4 * j + 1]), max(high1, s[4 * j + 3])
             high0, high1 = _over_quad_max(high0), _over_quad_max(high1)
-            base0, base1 = high0 if high0 > LOWEST else ZERO, high1 if high1 > LOWEST else ZERO     # all hidden so far
+            # if all keys so far are hidden, 0
+            base0, base1 = high0 if high0 > LOWEST else ZERO, high1 if high1 > LOWEST else ZERO
             shrink0, shrink1 = core.exp(top0 - base0), core.exp(top1 - base1)
             top0, top1, total0, total1 = high0, high1, total0 * shrink0, total1 * shrink1
             for j in range(n_scores):

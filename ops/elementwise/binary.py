@@ -28,6 +28,7 @@ from ggjit.ops.core.shape import (
     same_shape,
 )
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.split import elementwise
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0, Tensor, Type
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE
@@ -144,7 +145,7 @@ div, div_inplace = in_place_pair(_div)
 
 
 def reference(t, a, b):
-    if not a.size:                              # b may be empty in another dimension
+    if not a.size:                              # an empty result; b may be empty in another dimension
         return a
     reps = [n // m for n, m in zip(a.shape, b.shape, strict=True)]
     return NUMPY[OP(t.op)](a, np.tile(b, reps))
@@ -300,7 +301,7 @@ def _rebuild_add(n):
 
 SPECS = (*(
     Spec(op=op, builders=fs, reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
-         gradient=gradient, rows=along(0), cases=lambda op=op: cases(op),
+         gradient=gradient, rows=along(0), split=elementwise, cases=lambda op=op: cases(op),
          rebuild=_rebuild_add if op is OP.ADD else None)
     for op, fs in ((OP.ADD, (add, add_inplace, add_cast)), (OP.SUB, (sub, sub_inplace)), (OP.MUL, (mul, mul_inplace)),
                    (OP.DIV, (div, div_inplace)))),

@@ -11,6 +11,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import require_param, require_type
 from ggjit.ops.core.spec import Case, Spec
+from ggjit.ops.core.split import elementwise
 from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.elementwise.elementwise import lift, map_kernel
 from ggjit.ops.native.simd import fma_ir
@@ -140,9 +141,8 @@ def gradient_fill(g, t, dy):
 SPECS = (
     Spec(op=OP.SCALE, builders=(scale, scale_inplace, scale_bias, scale_bias_inplace), reference=reference_scale,
          kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient_scale, rows=along(0),
-         cases=scale_cases,
-         rebuild="scale_bias"),
+         split=elementwise, cases=scale_cases, rebuild="scale_bias"),
     Spec(op=OP.CLAMP, builders=(clamp,), reference=reference_clamp, kernel=kernel,
-         gradient=gradient_clamp, rows=along(0), cases=clamp_cases),
+         gradient=gradient_clamp, rows=along(0), split=elementwise, cases=clamp_cases),
     Spec(op=OP.FILL, builders=(fill, fill_inplace), reference=reference_fill, kernel=kernel, in_place=True,
          gradient=gradient_fill, cases=fill_cases))

@@ -241,7 +241,8 @@ class CustomKernel(Kernel):
 
     def _python(self):
         """A C callback that makes arrays and calls the function with the GIL."""
-        self = dataclasses.replace(self, keep=None)         # shares the lists; the one that keeps the callback does not
+        # a copy that shares the lists but does not keep the callback, to avoid a reference cycle
+        self = dataclasses.replace(self, keep=None)
         trial = PythonTrial(self.function.fun, self.views, self.memory) if _is_weakly_held(self.function.fun) else None
 
         def entry(node, ith, nth, sync):
@@ -316,7 +317,7 @@ class CustomKernel(Kernel):
 
     def error(self):
         """The exception to raise for status RAISED."""
-        if self.raised:                     # by any number of threads, or left by a run that ended otherwise
+        if self.raised:                     # several threads may have raised; an earlier run may have left an exception
             last = self.raised[-1]
             self.raised.clear()
             return last

@@ -44,7 +44,7 @@ def _is_in_place(memory):
 
 # ---------------------------------------------------------------- what is unwritten
 def fill_unwritten(a):
-    """Fill an array with the value that says "nobody wrote here"; False for types that have none."""
+    """Fill an array with a value that marks unwritten elements; False for types that have no such value."""
     bits = _BITS.get(a.dtype.itemsize)
     if bits is None or not a.size:
         return False
@@ -53,7 +53,7 @@ def fill_unwritten(a):
 
 
 def tell_unwritten(name, a):
-    """Warn, once for each function, if elements still hold it."""
+    """Warn, once for each function, if elements of the array still hold that mark."""
     bits = _BITS[a.dtype.itemsize]
     left = np.ascontiguousarray(a).view(bits.dtype) == bits
     if left.any():

@@ -20,6 +20,7 @@ from ggjit.ops.core.record import GLU, OK, OP, UNARY
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import is_contiguous, require, require_type, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.split import elementwise
 from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.elementwise.elementwise import TOLERANCE, number, positive
 from ggjit.ops.elementwise.unary import DERIVATIVES, FUNCTIONS
@@ -341,6 +342,11 @@ def _rebuild(n):
     return n.call("glu", *n.src, n.i[0], bool(n.i[1])) if len(n.src) == 1 else n.call("glu_split", *n.src, n.i[0])
 
 
+def _split(t, a, b=None):
+    """Gate and up may be the halves of one row, which then stays whole."""
+    return elementwise(t, a, b) if b is not None or a.axis else None
+
+
 SPECS = (Spec(op=OP.GLU, builders=(glu, glu_split, swiglu_oai, swiglu_clamp, *NAMED.values()), reference=reference,
-              kernel=kernel, gradient=gradient, rows=along(1), cases=cases,
+              kernel=kernel, gradient=gradient, rows=along(1), split=_split, cases=cases,
               rebuild=_rebuild),)

@@ -17,6 +17,7 @@ from ggjit.ops.core.record import OP, UNARY
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Spec
+from ggjit.ops.core.split import elementwise
 from ggjit.ops.core.types import Tensor
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE, lift, map_kernel, number, positive
 from ggjit.ops.native import mathfun
@@ -192,7 +193,7 @@ def leaky_relu(a: Tensor, negative_slope: float, inplace: bool = False):
     return _node("leaky_relu", OP.LEAKY_RELU, a, (float(negative_slope),), inplace)
 
 
-# what ggml's CPU does differently
+# functions that ggml's CPU backend computes differently
 QUIRKS = {"gelu": "; ggml reads it from a table of F16 values, which is off by up to 2e-3",
           "gelu_quick": "; ggml reads it from a table of F16 values, which is off by up to 2e-3",
           "gelu_erf": "; 0 for -infinity, where ggml gives NaN",
@@ -344,19 +345,19 @@ OF_UNARY = [u.name.lower() for u in UNARY]
 def _rebuild(n):
     if n.i[0] != UNARY.XIELU:
         return n.call("unary", *n.src, n.i[0])
-    # the builder takes the alphas before their softplus: it is asked for its checks, the parameters are the node's
+    # the builder takes the alphas before softplus: it only checks here, and the parameters are copied from the node
     return n.call("xielu", *n.src, 0.0, 0.0, n.f[3], n.f[4]), 5
 
 
 SPECS = (
     Spec(op=OP.UNARY, builders=(unary, unary_inplace, xielu, *(f for n in OF_UNARY if n in SIMPLE for f in SIMPLE[n])),
          reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
-         gradient=gradient, rows=along(0), cases=lambda: (c for n in OF_UNARY for c in cases(n)),
+         gradient=gradient, rows=along(0), split=elementwise, cases=lambda: (c for n in OF_UNARY for c in cases(n)),
          rebuild=_rebuild),
     *(Spec(op=op, builders=SIMPLE[op.name.lower()], reference=reference, kernel=kernel,
            in_place=op in (OP.SQR, OP.SQRT, OP.LOG), in_place_2023=op in (OP.SQR, OP.SQRT, OP.LOG),
-           gradient=gradient, rows=along(0), cases=lambda op=op: cases(op.name.lower()))
+           gradient=gradient, rows=along(0), split=elementwise, cases=lambda op=op: cases(op.name.lower()))
       for op in (OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS)),
     Spec(op=OP.LEAKY_RELU, builders=(leaky_relu,), reference=reference, kernel=kernel, gradient=gradient,
-         rows=along(0), cases=lambda: cases("leaky_relu"),
+         rows=along(0), split=elementwise, cases=lambda: cases("leaky_relu"),
          rebuild=lambda n: n.call("leaky_relu", *n.src, n.f[0], n.in_place)))

@@ -35,7 +35,8 @@ def fused(nodes, stored, kernels, n_threads):
     direct, unit, (k, m) = kernels[0].name.endswith("-direct"), GLU(int(d.op_params[0])), gate.ne[:2]
     shape, columns = dot_shape(gate.type, k, m, 1), kernels[0].work_nbytes
     name = f"mul_mat-glu-{unit.name.lower()}-{gate.type.name}-{x.type.name}-{shape}"
-    cost = max(kernel.cost for kernel in kernels)           # not their sum: what one thread did stays with one
+    # the largest, not the sum, so that work of one thread stays on one thread
+    cost = max(kernel.cost for kernel in kernels)
     kernel = Kernel(name + "-direct" * direct, lambda: _make(gate.type, x.type, direct, shape, unit), cost,
                     columns + n_threads * 4 * RUN, (module_of(gate.type), module_of(x.type)))
     return FusedKernel(kernel, (gate, up, x), tuple(int(p) for p in d.op_params[:4]), ahead=() if direct else (x,))

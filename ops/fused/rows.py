@@ -46,7 +46,7 @@ def _unary(name):
 
     @inline
     def row(d, x, y, n, eps):
-        p = splat(eps)                          # only functions without parameters are fused here
+        p = splat(eps)                          # functions with parameters are not fused here
         i = 0
         while i + W <= n:
             stf(d + 4 * i, f(ldf(x + 4 * i), p, p, p, p, p))

@@ -54,7 +54,7 @@ ONE_ROW, PLAIN, NEAR, AHEAD, FOUR = (RowTile(1), RowTile(1, NO_PREFETCH), RowTil
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What a kind of processor does best.
+    """The fastest tiles on a kind of processor.
 
     blocks      the tile of quantised types
     tiles       {type: its tile} of those that have another; floats not named: as many rows as their tiles have
@@ -91,7 +91,7 @@ def _rule_of(processor):
     return next((r for name, r in RULES.items() if processor.startswith(name)), None)
 
 
-RULE = _rule_of(isa.PROCESSOR)                  # None: no rule is known; UNKNOWN serves until something was measured
+RULE = _rule_of(isa.PROCESSOR)                  # None: no rule is known; UNKNOWN is used until tiles were measured
 UNKNOWN = NEON if isa.ISA == "neon" else INTEL
 SETTING = asked_tuning()
 _forced = contextvars.ContextVar("tile", default=None)
@@ -135,18 +135,18 @@ def layout_candidates(type):
 
 
 def layout_name(tile):
-    """What the layout's tile is called among a type's candidates."""
+    """The name of a layout's tile among a type's candidates."""
     return f"{REPACKED} {tile}"
 
 
 def rule(type):
-    """The tile where nothing was measured."""
+    """The tile of one column by the processor's rule, used where nothing was measured."""
     rule = RULE or UNKNOWN
     return rule.tiles.get(type) or (rule.blocks if type.quantized else candidates(type)[-1])
 
 
 def layout_rule(type):
-    """The layout's tile where nothing was measured."""
+    """The layout's tile by the processor's rule, used where nothing was measured."""
     tile = (RULE or UNKNOWN).layout
     return tile if tile in layout_candidates(type) else ONE_ROW if type is F32 else tile._replace(rows=1)
 
@@ -177,18 +177,18 @@ def pays_repacked(type):
 
 
 def forced(tile):
-    """A block inside which this thread chooses kernels with that tile, or that many rows."""
+    """Context in which this thread chooses kernels with that tile, or that many rows."""
     return measured.forced(_forced, tile)
 
 
 def columns_apart():
-    """A block inside which this thread chooses kernels that give each column of a product, and each query of an
-    attention, the bits that it has alone: for batches of several texts.  Many columns take longer then."""
+    """Context in which this thread chooses kernels that give each column of a product, and each query of an attention,
+    the bits that it gets alone.  For batches of several texts; products of many columns are slower."""
     return measured.forced(_apart, True)
 
 
 def are_apart():
-    """Is this inside such a block?"""
+    """Is this thread inside `columns_apart`?"""
     return _apart.get()
 
 
@@ -227,10 +227,10 @@ def keep(type, choice):
 
 
 def note_busy(type, why):
-    """A busy machine spoilt the measurement of the type: the rule holds, or what was kept before."""
+    """Note that a busy machine spoilt the measurement of the type; the rule, or an earlier result, is used."""
     _file(type).note_busy(why)
 
 
 def busy_seconds(type):
-    """Seconds since then; infinite where no measurement was spoilt since the last that was kept."""
+    """Seconds since a measurement was spoilt; infinite if none was since the last kept one."""
     return _file(type).busy_seconds()

@@ -26,7 +26,8 @@ from ggjit.ops.native.simd import W, const_ir, load_ir, shuffle_ir, vec_ir
 from ggjit.ops.types import fp4, iq4_nl
 
 LANES = W
-UNSIGNED = isa.ISA == "avx512"          # any unsigned byte; AVX2 splits off signs, NEON has signed products
+# codes may be any unsigned byte; AVX2 splits off signs, NEON multiplies signed bytes
+UNSIGNED = isa.ISA == "avx512"
 HALF, BYTE, WORD = 2, 1, 4
 
 
@@ -83,7 +84,7 @@ class Format:
 
 
 class InterleavedRows:
-    """Fields of L interleaved blocks, which begin at p; words: p once more, as LLVM must not recognise it."""
+    """Fields of L interleaved blocks, which begin at p; words: a second copy of p, hidden from LLVM."""
 
     def __init__(self, b, format, p, words):
         self.b, self.starts = b, {width: b.add(words if width == WORD else p, i64(start))

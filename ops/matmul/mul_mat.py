@@ -22,6 +22,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import describe, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
+from ggjit.ops.core.split import MIRRORED, PARTIAL, SplitState
 from ggjit.ops.core.traits import all_traits, cached_for_types, module_of, traits_of
 from ggjit.ops.core.types import BF16, BY_NAME, F16, F32, Q4_0, Q8_0, Tensor
 from ggjit.ops.core.user_warnings import called_by_user, warn_once
@@ -37,7 +38,7 @@ WITH_MINS = (Q4_1, Q5_1)                # their partner is Q8_1
 MAX_DOT_COLUMNS = {"avx512": 12, "avx2": 8, "neon": 8, "generic": 16}[isa.ISA]      # of 16-bit floats
 MAX_DOT_COLUMNS_IN_PLACE = {"avx512": 6, "avx2": 6, "neon": 6, "generic": 16}[isa.ISA]     # of float32
 MAX_DOT_COLUMNS_UNPACKED = 12 if isa.ISA == "avx2" else 8       # of quantised types whose tile is the float one
-APART_COLUMNS = 4                       # of a tile whose columns are summed as one alone
+APART_COLUMNS = 4                       # columns of a tile that gives each column the bits it gets alone
 L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
 CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
 SHARED_PANEL_NBYTES = 4 << 20
@@ -170,7 +171,7 @@ def dot_shape(type, k, m, n, exact=False):
     column_nbytes = dot.column_nbytes(k)
     if n == 1:
         if type is F32 and k >= 64 and k * m * 4 <= CACHED_NBYTES:
-            return DotShape(4, 1, 1)                            # no stream from memory: share loads and lane sums
+            return DotShape(4, 1, 1)                            # weights in the cache: rows share loads and lane sums
         rows, prefetch = choices.tile(type)
         if type.quantized:
             return DotShape(rows, 1, dot.unroll, prefetch)
@@ -202,7 +203,7 @@ def _dot_kernel(t, n_threads):
 def _tile_kernel(t, n_threads):
     a, b = t.src[:2]
     tile, exact = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1]), exact_columns(t)
-    tile = dataclasses.replace(tile, rounds=True) if exact else tile        # nothing is left to round
+    tile = dataclasses.replace(tile, rounds=True) if exact else tile        # the columns were rounded already
     direct = _direct(b) and tile.rounds
     matrices = b.ne[2] * b.ne[3]
     panels = mul_mat_tile.panels_nbytes(tile, a.ne[0], b.ne[1])
@@ -274,7 +275,7 @@ def cases():
     for ta, tb in ((Q4_0, Q8_0), (Q8_0, Q8_0), (Q4_1, Q8_1), (Q4_K, Q8_K)):
         for n in (1, 3, 20):
             yield case(ta, tb, 2 * max(ta.block, tb.block), 19, n)
-        yield case(ta, tb, 1536, 3, 20)         # longer than a tile's part of k
+        yield case(ta, tb, 1536, 3, 20)         # k longer than the part that a tile takes at once
     for tb in (F16, BF16):
         yield case(F16, tb, 64, 7, 1)
         yield case(F32, tb, 64, 7, 20, (1, 1), (2, 2), True)
@@ -318,7 +319,21 @@ def _rebuild(n):
     return n.call("mul_mat_set_hint", out, n.i[1]) if n.i[1] else out
 
 
+def _split(t, w, x):
+    """Rows of either, the batch of both, or the axis that is summed over: each device then has a summand."""
+    if w == MIRRORED:
+        return x if x.is_cut and (x.axis == 1 or x.axis > 1 and t.src[0].ne[x.axis] == 1) else None
+    if w.axis == 1 and x == MIRRORED:
+        return SplitState(0, w.sizes)
+    if w.axis == 0 and x == w:
+        return PARTIAL
+    if w.axis in (2, 3) and x.axis == w.axis:
+        r = t.src[1].ne[w.axis] // t.src[0].ne[w.axis]
+        return x if tuple(r * s for s in w.sizes) == x.sizes else None
+    return None
+
+
 SPECS = (Spec(op=OP.MUL_MAT, builders=(mul_mat, mul_mat_set_prec, mul_mat_set_hint), reference=reference,
-              kernel=kernel, gradient=gradient, rows=_rows, cases=cases,
+              kernel=kernel, gradient=gradient, rows=_rows, split=_split, cases=cases,
               rebuild=_rebuild,
               flops=lambda t: 2 * math.prod(t.ne) * t.src[0].ne[0]),)

@@ -40,7 +40,8 @@ from ggjit.ops.types.shared.dot import OWN, make_dot_tile
 from ggjit.ops.types.shared.rows import ROW
 
 AHEAD_NBYTES = 16 << 10         # bytes of weights that are prefetched ahead; measured, see above
-CHUNK_NBYTES = 16 << 10         # smaller chunks: taking them is half of the 0.8 us of [64 x 64] F32
+# least bytes of a chunk: with smaller ones, taking chunks is half of the 0.8 us of [64 x 64] F32
+CHUNK_NBYTES = 16 << 10
 COLUMNS_NBYTES, ROWS_NBYTES = 24 << 10, 20 << 10        # shares of a first-level cache of 48 KB
 
 

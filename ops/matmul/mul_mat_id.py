@@ -22,7 +22,8 @@ from ggjit.ops.matmul.mul_mat import MAX_NMSE, column_types, dot_shape, max_dot_
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
 
-STRIP, STRIP_NBYTES = 16, 32 << 20      # of experts as floats on the way back: whole vectors; bytes at once
+# of experts as floats in the gradient: elements of a strip, a whole vector; bytes of a strip
+STRIP, STRIP_NBYTES = 16, 32 << 20
 
 
 def mul_mat_id(as_: Tensor, b: Tensor, ids: Tensor):
@@ -76,7 +77,8 @@ def kernel(t, n_threads):
         work = 0 if direct else mul_mat_dot.work_nbytes(dot, k, b.ne[1], n_threads)
         return Kernel(name.format("one", single) + "-direct" * direct,
                       lambda: mul_mat_id_dot.make_one(a.type, b.type, direct, single), _cost(t), work, modules)
-    few = 2 * n_pairs <= 3 * max_dot_columns(a.type) * n_experts        # tiles here take whole vectors: dots win longer
+    # tiles here take whole vectors, so dot products are faster up to more columns
+    few = 2 * n_pairs <= 3 * max_dot_columns(a.type) * n_experts
     if few or choices.are_apart():
         shape = dot_shape(a.type, k, m, 4)
         work = mul_mat_id_dot.many_nbytes(dot, k, n_experts, n_pairs, n_threads, shape)

@@ -6,7 +6,7 @@ more tokens    columns are sorted by expert and prepared in that order, so an ex
                prepared columns   | expert 0's | expert 3's ........ | expert 7's |
                threads take runs of rows of the experts in use, R x C sums at a time, and scatter them
 """
-from ggjit.ops.core.record import BAD_INDEX, OK
+from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul import mul_mat_id_group as lists
@@ -23,7 +23,6 @@ from ggjit.ops.native.node import (
     barrier,
     chunk_of_lines,
     chunk_rows,
-    fail,
     nb,
     ne,
     next_rows,
@@ -51,10 +50,9 @@ def make_one(ta, tb, direct, shape):
     def kernel(node, ith, nth, sync):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
         k, m, n_b, n_used = ne(a, 0), ne(a, 1), ne(b, 1), ne(d, 1)
-        for s in range(n_used):                         # every thread: all stop together, before a barrier
-            e = lists.expert_id(ids, s, 0)
-            if e < 0 or e >= ne(a, 2):
-                return fail(node, BAD_INDEX, e)
+        status = lists.check_experts(node, ids, ne(a, 2))
+        if status != OK:
+            return status
         y, ldy = addr(b), nb(b, 1)
         if not direct:
             y, ldy = work(node), stride(k)

@@ -62,6 +62,16 @@ def expert_id(ids, u, token):
 
 
 @inline
+def check_experts(node, ids, n_experts):
+    """OK, or BAD_INDEX where an expert of the first token is none.  Asked by every thread: all stop together."""
+    for s in range(ne(ids, 0)):
+        e = expert_id(ids, s, 0)
+        if e < 0 or e >= n_experts:
+            return fail(node, BAD_INDEX, e)
+    return OK
+
+
+@inline
 def _sort(node, ids, n_experts, panel_columns):
     """The lists above; BAD_INDEX with the value noted in the node for an id outside [0, n_experts)."""
     n_used, tokens = ne(ids, 0), ne(ids, 1)

@@ -21,9 +21,10 @@ from ggjit.ops.native.node import CHUNK, CHUNK2, DST, LINE, SRC0, SRC1, addr, ba
 from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 from ggjit.ops.native.simd import B, W
 
-# Columns a thread, from which each thread reads all rows of a.  MiniLM F32, two threads: 3 % at n = 256, 9 % at n = 64
+# From so many columns for each thread on, each thread reads all rows of a.  MiniLM F32, two threads: 3 % at n = 256, 9
+# % at n = 64
 BLOCK = 32
-LONG_SUM = 4096                 # elements of a row of a from which one sum takes longer than its line to travel
+LONG_SUM = 4096                 # from so many elements on, a sum takes longer than moving its cache line between cores
 
 
 def panels_nbytes(tile, k, n):
@@ -197,7 +198,8 @@ def make_multiply_strip(ta, tile):
                 whole = rows // rows1 * rows1 if in_place and k % unit == 0 else 0
                 for r in range(whole, rows):
                     pack_w(here + r * nb1, kn, strip + r * ldw)
-                for r in range(rows, (rows + rows1 - 1) // rows1 * rows1):          # old bytes may be denormals
+                # rows that do not exist are cleared: old bytes may be denormals, which are slow
+                for r in range(rows, (rows + rows1 - 1) // rows1 * rows1):
                     zero_bytes(strip + r * ldw, units * unit_nbytes)
                 first = 1 if k0 == 0 else 0
                 last = k0 + step >= k
@@ -284,7 +286,8 @@ def make_kernel(ta, tb, tile, direct, private, rows_of=None):
             panels = work(node)
             own_nbytes = scratch_nbytes + (MB * row_nbytes if unpacked else 0)
             scratch = panels + n_matrices * matrix_nbytes + ith * own_nbytes
-            length = kc if groups * n_matrices < 4 * nth else k         # few columns: threads share their elements
+            # few columns: threads share the elements of a column
+            length = kc if groups * n_matrices < 4 * nth else k
             parts = (k + length - 1) // length
             total = parts * groups * n_matrices
             chunk = affinity_chunk(total, nth)

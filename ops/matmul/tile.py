@@ -40,9 +40,9 @@ from ggjit.ops.native.simd import IR, B, W, load_ir, shuffle_ir, splat_ir, store
 NL = 2 * W                              # columns of a panel (a float tile's: tile_float.py, `_shape`)
 MB = 96                                 # rows of a strip: one unit of work
 NB = 544 // NL * NL                     # columns of a strip of C: 512 in whole panels of 48 too
-LDC = 4 * NB + 64                       # its stride; the 64 keep rows out of each other's cache sets
+LDC = 4 * NB + 64                       # stride of a row of C; the 64 bytes move rows to different cache sets
 SPREADS = 8, 4, 2                       # how many lanes share one column
-SPREAD_BELOW = 8 * W                    # columns from which an empty part of the last vector is lost among the others
+SPREAD_BELOW = 8 * W                    # from so many columns on, an empty part of the last vector does not matter
 
 
 def spread_of(n):
@@ -128,7 +128,8 @@ def put_quads_ir(b, q, dst, spread):
 def lane_sums_ir(b, q, first, n, spread):
     """Sums of codes first ... first + n - 1 of one column's <32 x i32>, of each lane its own quads: <spread x i32>.
 
-    What corrects a lane's sum has to be in that lane: spread over others, it would cancel in float32 only.
+    The correction of a lane's sum has to be in the same lane, as integers; in other lanes it would cancel only in
+    float32.
     """
     def pick(v, lanes):
         return shuffle_ir(b, v, v, lanes)
@@ -171,7 +172,7 @@ def repeat_ir(b, addr, type, n):
     return shuffle_ir(b, v, v, [i % n for i in range(W)])
 
 
-@functools.cache                        # Numba keeps every intrinsic for ever
+@functools.cache                        # made once, since Numba keeps every intrinsic
 def make_put(spread):
     """intrinsic (c, dst, ldd, rows, cols, ahead): W rows x W lanes of a strip of C -> dst[column][row], the first
     `rows` rows and `cols` columns; the `spread` lanes of a column are added.

@@ -155,8 +155,24 @@ def _scalar_ir(b, addr, n):
     return splat_ir(b, load_ir(b, addr, IR_F32, 4), n)
 
 
+def _make_add_sums(layout, n_rows, n_vectors, ldw, lanes):
+    """Function that adds scale d q and, in formats with offsets, offset word to `acc`; q: integer sums of a part."""
+    def add_sums(b, w, acc, q, part, dy, word):
+        for r in range(n_rows):
+            scale = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * part)), lanes)
+            offset = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * (layout.parts + part))), lanes) \
+                if layout.offsets else None
+            for h in range(n_vectors):
+                i = r * n_vectors + h
+                acc[i] = fma_ir(b, b.fmul(scale, dy[h]), int_to_float_ir(b, q[i]), acc[i])
+                if offset is not None:
+                    acc[i] = fma_ir(b, offset, word[h], acc[i])
+    return add_sums
+
+
 def _make_vnni_multiply(layout, n_rows, n_vectors, ldw, spread=1, prefetching=True):
     fv, iv = vec_ir("f32", 16), vec_ir("i32", 16)
+    add_sums = _make_add_sums(layout, n_rows, n_vectors, ldw, 16)
     n_acc, parts = n_rows * n_vectors, layout.parts
     each = 8 // parts
 
@@ -173,14 +189,7 @@ def _make_vnni_multiply(layout, n_rows, n_vectors, ldw, spread=1, prefetching=Tr
                 u = bitcast_ir(b, panels.repeat_ir(b, b.add(w, i64(r * ldw + 4 * t)), "i32", spread), "i8", 64)
                 for h in range(n_vectors):
                     q[r * n_vectors + h] = dpbusd_ir(b, q[r * n_vectors + h], u, ys[h])
-        for r in range(n_rows):
-            scale = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * part)), 16)
-            offset = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * (parts + part))), 16) if layout.offsets else None
-            for h in range(n_vectors):
-                i = r * n_vectors + h
-                acc[i] = fma_ir(b, b.fmul(scale, dy[h]), int_to_float_ir(b, q[i]), acc[i])
-                if offset is not None:
-                    acc[i] = fma_ir(b, offset, word[h], acc[i])
+        add_sums(b, w, acc, q, part, dy, word)
 
     @ir_function
     def multiply(b, w, _, y, units, c, first, next_w, stride):
@@ -263,6 +272,7 @@ def _make_neon_multiply(layout, n_rows, n_vectors, ldw):
     fv, iv = vec_ir("f32", 4), vec_ir("i32", 4)
     n_acc, parts = n_rows * n_vectors, layout.parts
     lines = 2 // parts                  # of 16 codes, in a part
+    add_sums = _make_add_sums(layout, n_rows, n_vectors, ldw, 4)
 
     def columns(b, y, offs, t):
         return [load_ir(b, b.add(y, i64(offs + B * h)), t, B) for h in range(n_vectors)]
@@ -283,7 +293,8 @@ def _make_neon_multiply(layout, n_rows, n_vectors, ldw):
         return q
 
     def matrix_sums(b, w, y, part):
-        """Of two rows and two columns in a register, which two registers of a row's columns are made of at last."""
+        """Sums by smmla, which fills a register with those of two rows and two columns; they are reordered to registers
+        of one row at the end."""
         low, high = [0, 1, 4, 5], [2, 3, 6, 7]
         pairs, q = 2 * n_vectors, [zero("i32", 4)] * n_acc
         for line in range(lines * part, lines * (part + 1)):
@@ -302,14 +313,7 @@ def _make_neon_multiply(layout, n_rows, n_vectors, ldw):
     def add_part(b, w, y, acc, part, dy):
         q = matrix_sums(b, w, y, part) if neon.HAS_SMMLA else quad_sums(b, w, y, part)
         word = columns(b, y, layout.y_word + 4 * NL * part, fv) if layout.offsets else None
-        for r in range(n_rows):
-            scale = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * part)), 4)
-            offset = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * (parts + part))), 4) if layout.offsets else None
-            for h in range(n_vectors):
-                i = r * n_vectors + h
-                acc[i] = fma_ir(b, b.fmul(scale, dy[h]), int_to_float_ir(b, q[i]), acc[i])
-                if offset is not None:
-                    acc[i] = fma_ir(b, offset, word[h], acc[i])
+        add_sums(b, w, acc, q, part, dy, word)
 
     @ir_function
     def multiply(b, w, _, y, units, c, first, next_w, stride):

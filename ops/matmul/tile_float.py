@@ -36,7 +36,7 @@ def _shape(n):
     return ROWS, columns, NARROW_KC if n < NL else FLOAT_KC
 
 
-@functools.cache                        # Numba keeps every intrinsic for ever
+@functools.cache                        # made once, since Numba keeps every intrinsic
 def _make_float_multiply(n_rows, n_vectors, columns, unit_nbytes, spread=1, prefetching=True):
     """c[n_rows][n_vectors * W] (+)= w[n_rows][units * FLOAT_UNIT] x panel of `columns`, its columns spread over lanes.
 
@@ -113,11 +113,17 @@ def _make_pack(columns, spread=1):
 
 def float_tile(type, n=NL):
     """The Tile of weights of `type` for products of n columns."""
-    to_float, (rows, columns, kc), spread = traits_of(type).to_float, _shape(n), spread_of(n)
+    return _float_tile(type, *_shape(n), spread_of(n), n < W)
+
+
+@functools.cache
+def _float_tile(type, rows, columns, kc, spread, only):
+    """rows, columns, kc: of _shape; spread, only: of the last vector and whether it is the only one (Tail)."""
+    to_float = traits_of(type).to_float
     unit_nbytes, tail = FLOAT_UNIT * type.nbytes // type.block, None
     if spread > 1:
-        tail = Tail(spread, n < W, rows, _make_pack(columns, spread),
-                    _make_float_multiply(rows, 1, columns, unit_nbytes, spread, n < W))
+        tail = Tail(spread, only, rows, _make_pack(columns, spread),
+                    _make_float_multiply(rows, 1, columns, unit_nbytes, spread, only))
 
     @inline
     def pack_w(src, k, dst):

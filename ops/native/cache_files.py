@@ -27,7 +27,7 @@ class Unusable(Exception):
 
 def cache_dir():
     """Folder of everything ggjit keeps: GGJIT_CACHE_DIR, or the platform's cache folder."""
-    import platformdirs  # a fiftieth of the time that importing ggjit takes, and mostly not needed
+    import platformdirs  # imported here: it takes a fiftieth of the time of importing ggjit, and is seldom needed
     return pathlib.Path(os.environ.get("GGJIT_CACHE_DIR") or platformdirs.user_cache_dir("ggjit", appauthor=False))
 
 
@@ -74,7 +74,7 @@ def write(path, payload):
 
 
 def pack(*parts):
-    """Several byte strings as one payload."""
+    """Several byte strings joined to one payload."""
     return b"".join(_LENGTH.pack(len(p)) + p for p in parts)
 
 

@@ -68,7 +68,8 @@ def _link(module, library):
             todo += callee._linking_libraries
         else:
             theirs.append(callee)
-    for callee in theirs:                               # last: of these LLVM takes what is referred to by now
+    # linked last: LLVM takes only the functions that are referred to by then
+    for callee in theirs:
         code = callee._get_module_for_linking()
         if isa.ARM64 and "vscale" in str(code):
             raise NotSupported(f"{callee.name} was compiled for SVE before ggjit was imported, and kernels have NEON "
@@ -106,10 +107,10 @@ def unknown(names):
 class HelperLibrary(JITCodeLibrary):
     """A function that only other jitted code calls: bitcode, to be linked into them, never machine code of its own."""
 
-    codegen = property(lambda self: self)               # set_env is all that Numba asks of it
+    codegen = property(lambda self: self)               # Numba only calls set_env on it
 
     def set_env(self, name, env):
-        """Where the function's Python objects would be; there are none in code that another process loads."""
+        """Do nothing: code that another process loads holds no Python objects."""
         if any(f.name == "numba_gil_ensure" for f in self._final_module.functions):
             raise NotSupported(f"{self.name} uses Python objects (print, strings, an object's attributes); jitted "
                                f"helpers have numbers and addresses alone")
@@ -136,7 +137,7 @@ class HelperLibrary(JITCodeLibrary):
 
     def get_pointer_to_function(self, name):
         self._ensure_finalized()
-        return 0                                        # Numba's word for: no such symbol
+        return 0                                        # Numba takes 0 for: no such symbol
 
 
 class KernelLibrary(JITCodeLibrary):
@@ -231,7 +232,7 @@ class _Lowering(NativeLowering):
     lowering_class = _Lower
 
 
-# Numba looks for the lifetime of all variables after each of the next three; what is used is found after the last, in
+# Numba computes the lifetimes of all variables after each of the next three; only those after the last are used, in
 # IRLegalization.
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _Rewrites(GenericRewrites):

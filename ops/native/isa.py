@@ -33,7 +33,8 @@ from ggjit.ops.core.settings import ISAS, asked_isa
 
 _V3 = frozenset("64bit cmov cx8 fxsr mmx sse sse2 cx16 sahf popcnt sse3 ssse3 sse4.1 sse4.2 crc32 avx avx2 bmi bmi2 "
                 "f16c fma lzcnt movbe xsave".split())
-_WIDE = {"evex512"} & set(llvm.get_host_cpu_features())           # LLVM 18 to 21: vectors of 512 bits, to be said
+# LLVM 18 to 21 need this feature named for vectors of 512 bits
+_WIDE = {"evex512"} & set(llvm.get_host_cpu_features())
 _V4 = _V3 | _WIDE | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni", "prfchw"}
 _NEON = frozenset({"neon", "fp-armv8"})
 _V82 = _NEON | {"dotprod", "fullfp16", "lse", "rcpc"}
@@ -44,11 +45,13 @@ LEVELS = {"avx512bf16": _V4 | {"avx512bf16", "avx512bitalg", "avx512ifma", "avx5
           "neon-v8.6": _V86, "neon-v8.4": _V82 | {"fp16fml"}, "neon-v8.2": _V82, "neon": _NEON}
 _NEEDED = {"avx512": _WIDE | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"},
            "avx2": {"avx2", "fma", "f16c"}, "neon": _NEON}
-MODELS = {"avx512bf16": "sapphirerapids", "avx512": "icelake-server", "avx2": "haswell",      # what LLVM schedules for
+# processors whose instruction timing LLVM uses
+MODELS = {"avx512bf16": "sapphirerapids", "avx512": "icelake-server", "avx2": "haswell",
           "neon-v8.6": "neoverse-v2", "neon-v8.4": "apple-m1", "neon-v8.2": "neoverse-n1", "neon": "cortex-a72"}
 ARM64 = llvm.get_process_triple().startswith(("aarch64", "arm64"))
 NAMES = tuple(name for name in ISAS if name == "generic" or (name == "neon") == ARM64)      # of this architecture
-_NAMED_BY_MODELS = _V86 | {"sve"} if ARM64 else frozenset()     # what names in MODELS bring, said or denied
+# features that a processor's name in MODELS implies; each is switched on or off explicitly
+_NAMED_BY_MODELS = _V86 | {"sve"} if ARM64 else frozenset()
 
 
 def features_text(on):
@@ -83,12 +86,14 @@ def _level(isa, features):
     return f"{isa}, this processor's own", features & frozenset().union(*of_isa.values()) if of_isa else features
 
 
-PROCESSOR = numba.config.CPU_NAME or llvm.get_host_cpu_name()           # what runs the kernels, in LLVM's words
-HOST_FEATURES = _host_features()                        # what it has; of these kernels use FEATURES
+# the processor that runs the kernels, by LLVM's name
+PROCESSOR = numba.config.CPU_NAME or llvm.get_host_cpu_name()
+HOST_FEATURES = _host_features()                        # its features, of which kernels use FEATURES
 ISA = _choose(HOST_FEATURES)
 LEVEL, FEATURES = _level(ISA, HOST_FEATURES)
 _MODEL = MODELS.get(LEVEL) or MODELS.get(ISA, PROCESSOR)
-SCHEDULED_AS = _MODEL if PROCESSOR.startswith("znver") else numba.config.CPU_NAME or _MODEL     # what LLVM is told
+# the processor that LLVM schedules instructions for
+SCHEDULED_AS = _MODEL if PROCESSOR.startswith("znver") else numba.config.CPU_NAME or _MODEL
 W = {"avx512": 16, "avx2": 8, "neon": 4, "generic": 8 if "avx" in FEATURES else 4}[ISA]    # f32 lanes of a vector
 X86 = any(f.startswith("sse") for f in FEATURES)
 X86_LEVEL = ISA in ("avx512", "avx2")                       # kernels may hold x86's own instructions
@@ -104,6 +109,6 @@ def target():
 
 
 def code_key():
-    """What machine code depends on besides its sources and the versions of what compiles it."""
+    """Everything that machine code depends on besides its sources and the versions of the compilers."""
     settings = " ".join(f"{name}={getattr(numba.config, name)}" for name in _SETTINGS)
     return f"{ISA} {SCHEDULED_AS} {','.join(sorted(FEATURES))} {settings} {llvm.get_process_triple()}"

@@ -170,14 +170,14 @@ def sources_digest(modules):
         path, text = _source(m)
         h.update(m.encode() + b"\0" + text)
         if os.stat(path).st_mtime >= _STARTED:
-            # edited since this process imported it: what runs here is not what the file says now
+            # edited since this process imported it: the process runs older code than the file holds
             h.update(os.urandom(8))
     return h.hexdigest()
 
 
 @functools.cache
 def sources_key(modules):
-    """The same, and what else the processor's machine code depends on: compilers, Python, processor."""
+    """As sources_digest, with everything else that machine code depends on: compilers, Python, processor."""
     machine = f"{numba.__version__} {llvmlite.__version__} {sys.version_info[:2]} {isa.code_key()}"
     return hashlib.sha256(f"{sources_digest(modules)} {machine}".encode()).hexdigest()[:20]
 
@@ -185,8 +185,8 @@ def sources_key(modules):
 # ---------------------------------------------------------------- the cache
 @contextlib.contextmanager
 def _no_collection():
-    """Python's collector rests.  Numba makes a million objects a kernel, and most live until it is done: looking for
-    garbage among them takes a twelfth of the time."""
+    """Context without garbage collection.  Numba makes a million objects for a kernel, most of which live until it is
+    compiled; collecting would take a twelfth of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

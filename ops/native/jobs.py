@@ -18,7 +18,8 @@ walk = None                     # walk(row, share): by all threads or one; set b
 
 
 def run(address, n_elements, params):
-    """Call the kernel at `address` on as many threads as the work is worth.  Errors: what signal handlers raise."""
+    """Call the kernel at `address`, on all threads if there is enough work, else on this one.  Errors: what signal
+    handlers raise."""
     n = node_words(0)
     store = np.zeros(n + 8, np.int64)
     skip = -(store.__array_interface__["data"][0] // WORD) % 8          # rows start at cache lines

@@ -178,9 +178,10 @@ class ShippedKernels:
             if self._kernels is None:
                 try:
                     self._kernels = read(self.path)
-                except (BadFile, OSError) as e:             # gone or changed since its names were read
+                except (BadFile, OSError) as e:             # deleted or changed since its names were read
                     self._found, self._kernels = (frozenset(), str(e)), {}
-                with contextlib.suppress(OSError):          # no place: each process unpacks them, a tenth of a second
+                # the cache cannot be written: each process unpacks the kernels, in a tenth of a second
+                with contextlib.suppress(OSError):
                     _into_cache(self._kernels)
             return self._kernels.get(name)
 

@@ -158,7 +158,7 @@ def log_ir(b, x):
     y = _fma(b, nf, LN2_HI, _fma(b, _fma(b, nf, LN2_LO, tail), 1.0, f))
     y = b.select(b.fcmp_ordered("==", x, _f(x, 0.0)), _f(x, -math.inf), y)
     y = b.select(b.fcmp_ordered("<", x, _f(x, 0.0)), _f(x, math.nan), y)
-    return b.select(b.fcmp_ordered("<", x, _f(x, math.inf)), y, x)         # infinity and NaN pass
+    return b.select(b.fcmp_ordered("<", x, _f(x, math.inf)), y, x)         # infinity and NaN are returned unchanged
 
 
 def log1p_ir(b, x):
@@ -234,7 +234,7 @@ def times_sigmoid_ir(b, x, w):
     """x / (1 + e^-w); x 0 where the divisor is infinite (AVX-512: above 2^126)."""
     if isa.ISA != "avx512":
         return b.fdiv(x, _one_plus_exp_ir(b, at_least_ir(b, w, -88.7)))
-    d = _one_plus_exp_ir(b, w)              # nonsense below -88.7; with a division silu takes 9 percent longer
+    d = _one_plus_exp_ir(b, w)              # invalid below -88.7; a division instead would make silu 9 percent slower
     n = d.type.count
     every = ir.Constant(ir.IntType(max(8, n)), -1)
     q = call_intrinsic(b, f"llvm.x86.avx512.rcp14.ps.{32 * n}", d.type, [d, _f(d, 0.0), every])

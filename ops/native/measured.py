@@ -28,9 +28,11 @@ from ggjit.ops.core.user_warnings import warn
 from ggjit.ops.core.whole_file import write_whole
 from ggjit.ops.native.cache_files import cache_dir
 
-LEAST_SHARE = 0.9               # of the time that passed: less processor time means that others had this core
-SPREAD = 1.5                    # of the median over the least time: more means that others had cores now and then
-AGAIN_SECONDS = 600.0           # after which a measurement is made again that a busy machine spoilt
+# least share of the elapsed time that must be own processor time: else other processes used the core
+LEAST_SHARE = 0.9
+# largest ratio of median to least time: more means that other processes used cores now and then
+SPREAD = 1.5
+AGAIN_SECONDS = 600.0           # seconds after which a measurement that a busy machine spoilt is repeated
 
 
 class MachineBusy(Exception):
@@ -73,7 +75,7 @@ class MeasuredFile:
         return cache_dir() / self.folder / f"{self.name}-{self.key}.json"
 
     def read(self):
-        """What the file says, or None where it is absent or not accepted."""
+        """The accepted content of the file, or None where it is absent or not accepted."""
         try:
             return self.accepted(parse_json(self.path.read_text("utf-8")))
         except (FileNotFoundError, NotADirectoryError):
@@ -105,7 +107,7 @@ class MeasuredFile:
         return self._write(lambda: content)
 
     def add(self, entries):
-        """Write the file with these entries beside, or instead of, those that it has; else as write."""
+        """Add entries to the file, replacing those of the same names; otherwise as `write`."""
         return self._write(lambda: {**(self.read() or {}), **entries})
 
     def _write(self, content):
@@ -122,7 +124,7 @@ class MeasuredFile:
 
 @contextlib.contextmanager
 def forced(variable, way):
-    """Inside the block the context variable of a choice is `way`, in this thread alone."""
+    """Context in which the context variable of a choice is `way`, in this thread alone."""
     token = variable.set(way)
     try:
         yield
@@ -132,7 +134,7 @@ def forced(variable, way):
 
 @contextlib.contextmanager
 def _in_turn(folder):
-    """In the block no other process or thread writes in the folder."""
+    """Context in which no other process or thread writes in the folder."""
     if fcntl is None:
         yield
         return

@@ -51,7 +51,8 @@ CHUNK, CHUNK2 = WORD * N_CHUNK, WORD * (N_CHUNK + 1)
 S_COUNT, S_GENERATION, S_ABORT, S_DEADLINE, S_POLL, S_INTERVAL = 0, 64, 128, 192, 256, 320
 SPINS_BEFORE_YIELD = 2000
 LINE = 64                                       # bytes of a cache line
-LINE_NANOSECONDS = 500                          # work on the rows of a line that pays for a line with two writers
+# from so much work on the rows of a cache line on, two writers of the line do not matter
+LINE_NANOSECONDS = 500
 
 
 # ---------------------------------------------------------------- reading a view
@@ -85,7 +86,7 @@ def n_rows(view):
 def row_index(view, r):
     """(i1, i2, i3) of flat row `r`."""
     n1 = ne(view, 1)
-    if r < n1:                                  # the common case: two divisions are saved
+    if r < n1:                                  # the common case, without the two divisions
         return r, 0, 0
     q = r // n1
     n2 = ne(view, 2)
@@ -204,9 +205,9 @@ def whole_lines(nbytes):
 
 @inline
 def chunk_of_lines(chunk, row_nbytes, n, nth, nanoseconds=LINE_NANOSECONDS):
-    """A chunk of n rows, rounded up so that its row_nbytes a row are whole cache lines.  As it is where threads would
-    find no such chunk, unless rows are parts of a line that take less time than it takes to travel.  nanoseconds: work
-    on a row."""
+    """A chunk of n rows, rounded up so that its row_nbytes a row are whole cache lines.  It is not rounded where
+    threads would then get no chunk, unless rows are parts of a line and take less time than moving the line between
+    cores.  nanoseconds: work on a row."""
     odd = row_nbytes & LINE - 1
     if nth == 1 or odd == 0:
         return chunk

@@ -35,7 +35,7 @@ from ggjit.ops.native.jit import address_of
 
 _SCALARS = {"i64": types.int64, "f64": types.float64, "u8": types.uint8}
 _DTYPES = {"i64": np.dtype(np.int64), "f64": np.dtype(np.float64), "u8": np.dtype(np.uint8)}
-_names = set()                  # Numba tells the records by them
+_names = set()                  # names of records must differ, since Numba identifies types by them
 _FIELD = re.compile(r"(\w+)(?:\[(.*)\](?: = (-?\d+))?)?")
 
 

@@ -31,8 +31,8 @@ from ggjit.ops.native.node import DST, SRC0, aborted, chunk_of_lines, n_rows, nb
 from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 
 I32_MAX = 2 ** 31 - 1
-SHORT_CHUNK = 512               # elements: about as long as asking for a chunk ten times
-FEW_ROWS = 16  # short rows of one thread up to which signals are not polled: the work is done sooner would be due
+SHORT_CHUNK = 512               # elements: takes about ten times as long as asking for a chunk
+FEW_ROWS = 16  # up to so many short rows a thread does not poll signals, since it is done before polling is due
 PIECE = 1024                    # elements; a multiple of every vector length
 PART = 1 << 16                  # elements of the result between two looks at the abort word, at first
 PART_CYCLES = 1 << 21           # the time to which parts grow or shrink: about a millisecond
@@ -83,7 +83,7 @@ def rows_of_result(node):
 
 @inline
 def has_elements(view):
-    """False where an axis is empty, however long the others are: loops over them would take minutes for nothing."""
+    """False where an axis is empty, however long the others are: empty loops over them would take minutes."""
     return min(min(ne(view, 0), ne(view, 1)), min(ne(view, 2), ne(view, 3))) > 0
 
 

@@ -6,7 +6,7 @@ in the lane count W of the instruction set (`isa.W`: 16, 8 or 4); bytes of a flo
     for i in range(0, n, B):                       # n in bytes
         stf(d + i, fma(ldf(x + i), s, ldf(y + i)))
 
-Rules that were paid for:
+Rules, each of which was found by a fault or a measurement:
   - loads and stores have align=1 (an aligned move on an odd address is a fault);
   - two wide loads that OVERLAP are merged by LLVM byte by byte, four times slower: pass one address through `opaque`;
   - `vmax`, `vmin` are compare and select, exactly vmaxps / vminps (llvm.maxnum adds NaN fix-ups);

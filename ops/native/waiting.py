@@ -56,7 +56,7 @@ def _way(platform, machine, has):
     return "WaitOnAddress" if platform == "win32" and has("WaitOnAddress") else ""
 
 
-# C functions that jitted code calls by name and that have to be made known to LLVM
+# C functions that jitted code calls by name; LLVM has to be told their addresses
 SYMBOLS = _windows() if sys.platform == "win32" else {}
 _MACHINE = os.uname().machine if hasattr(os, "uname") else ""
 WAY = _way(sys.platform, _MACHINE,

@@ -85,7 +85,7 @@ def _exp_row(d, x, n):
 
 
 def _make(each):
-    """each: a decay per key channel."""
+    """each: does each channel of a key have its own decay, or each head one?"""
     @inline
     def count(node):
         v = node + SRC2

@@ -99,7 +99,7 @@ def _exp_row(d, x, factor, n):
 
 
 def _make(each):
-    """each: a decay per state element (Mamba-1)."""
+    """each: does each element of a state have its own decay (Mamba-1), or each head one?"""
     @inline
     def count(node):
         x = node + SRC1

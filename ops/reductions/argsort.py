@@ -30,8 +30,9 @@ from ggjit.ops.native.simd import W, const_ir, load_ir, splat_ir, store_ir, vec_
 
 ASC, DESC = 0, 1
 BITS, BINS = 11, 1 << 11
-FEW, FEW_TOP = 288, 160                 # elements up to which n^2 comparisons beat three passes; and a histogram
-NAN_KEY, NO_KEY = 0x7FFFFFFE, 0x7FFFFFFF                # the largest key; what fills up the last vector
+# up to so many elements n^2 comparisons are faster than three passes of radix sort, or than a histogram (top_k)
+FEW, FEW_TOP = 288, 160
+NAN_KEY, NO_KEY = 0x7FFFFFFE, 0x7FFFFFFF                # key of NaN, the largest; key that fills up the last vector
 
 
 # ---------------------------------------------------------------- builders
@@ -129,7 +130,7 @@ def _ranks(typingctx, keys, n, ranks):
 
 @inline
 def _fill_up(keys, n):
-    """Keys that come before none, up to a multiple of W; returns that."""
+    """Append keys that sort last, up to a multiple of W; returns the new number."""
     whole = (n + W - 1) // W * W
     for i in range(n, whole):
         st_i32(keys + 4 * i, types.int32(NO_KEY))
@@ -186,7 +187,7 @@ def _candidates(words, spare, counts, n, k):
 
 @inline
 def _sort_few(to, x, step, n, k, descending, keys, ranks):
-    """The first k of few floats."""
+    """Write the first k of few floats, by n^2 comparisons."""
     for i in range(n):
         st_i32(keys + 4 * i, types.int32(_key(x + i * step, descending)))
     _ranks(keys, _fill_up(keys, n), ranks)
@@ -198,7 +199,7 @@ def _sort_few(to, x, step, n, k, descending, keys, ranks):
 
 @inline
 def _sort_many(to, x, step, n, k, descending, counts, words, spare):
-    """The first k of any number of floats; where k is small, of those that can be among them."""
+    """Write the first k of any number of floats; if k is small, only candidates for them are sorted."""
     for i in range(n):
         st_i64(words + 8 * i, _key(x + i * step, descending) + (1 << 31) << 31 | i)
     m, w, s = n, words, spare

@@ -6,6 +6,7 @@ from ggjit.ops.copying.view import permute
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.split import by_row
 from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32
@@ -53,4 +54,5 @@ def gradient(g, t, dy):
     return (lambda: g.sub(dy, g.sub(g.cumsum(dy), g.sum_rows(dy))),)
 
 
-SPECS = (Spec(op=OP.CUMSUM, builders=(cumsum,), reference=reference, kernel=kernel, gradient=gradient, cases=cases),)
+SPECS = (Spec(op=OP.CUMSUM, builders=(cumsum,), reference=reference, kernel=kernel, gradient=gradient, split=by_row,
+              cases=cases),)

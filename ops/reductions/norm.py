@@ -21,6 +21,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import is_contiguous, require, require_param, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.split import by_row
 from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import inline
@@ -266,6 +267,7 @@ def gradient_group(g, t, dy):
 
 SPECS = (*(Spec(op=op, builders=fs, reference=reference, kernel=kernel, in_place=op is OP.RMS_NORM,
                 in_place_2023=op is OP.RMS_NORM,
-                gradient=gradient, rows=along(1), cases=lambda op=op: cases(op)) for op, fs in ROW_BUILDERS.items()),
+                gradient=gradient, rows=along(1), split=by_row, cases=lambda op=op: cases(op))
+           for op, fs in ROW_BUILDERS.items()),
          Spec(op=OP.GROUP_NORM, builders=(group_norm, group_norm_inplace), reference=reference, kernel=kernel,
               gradient=gradient_group, rows=along(3), cases=group_cases))

@@ -15,6 +15,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import SUM, SUM_IN_ORDER, along, last_axis
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.split import by_row
 from ggjit.ops.core.types import F32, F64, I32, Tensor
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE
 from ggjit.ops.native.jit import inline
@@ -293,8 +294,8 @@ SPECS = (
          chunk=_chunk_of_sum, cases=sum_cases,
          rebuild=lambda n: n.call("sum", *n.up_to(2), n.type is F64)),
     Spec(op=OP.SUM_ROWS, builders=(sum_rows,), reference=reference, kernel=kernel, gradient=gradient, rows=along(1),
-         cases=lambda: cases(sum_rows, (F32,))),
+         split=by_row, cases=lambda: cases(sum_rows, (F32,))),
     Spec(op=OP.MEAN, builders=(mean,), reference=reference, kernel=kernel, gradient=gradient, rows=along(1),
-         cases=lambda: cases(mean, (F32,))),
+         split=by_row, cases=lambda: cases(mean, (F32,))),
     Spec(op=OP.ARGMAX, builders=(argmax,), reference=reference, kernel=kernel, rows=_rows_of_argmax,
-         cases=argmax_cases))
+         split=by_row, cases=argmax_cases))

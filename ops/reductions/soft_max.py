@@ -19,6 +19,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import is_contiguous, require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.split import whole_along
 from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import exp_neg1, vexp_neg
@@ -304,7 +305,7 @@ def gradient(g, t, dy):
 
 # ---------------------------------------------------------------- rows
 def _rows(t):
-    """A mask is that of all heads and texts, or has one for each."""
+    """Along the last axis.  A mask belongs to all heads and texts, or there is one for each."""
     a, mask = last_axis(t), t.src[1] if len(t.src) > 1 else None
     slopes = t.op_params[1] != 0                        # which differ from head to head, axis 2
     if a >= 1 and not (slopes and a == 2) and all(s is None for s in t.src[2:]):
@@ -320,8 +321,14 @@ def _rebuild(n):
     return out if sinks is None else n.call("soft_max_add_sinks", out, sinks)
 
 
+def _split(t, a, mask=None, sinks=None, *before):
+    """Rows, where each has the same mask, slope and sinks."""
+    no_slopes = float(t.param_floats[1]) == 0
+    return a if a.is_cut and a.axis and sinks is None and no_slopes and whole_along(t, 1, mask, a.axis) else None
+
+
 SPECS = (Spec(op=OP.SOFT_MAX, builders=(soft_max, soft_max_inplace, soft_max_ext, soft_max_ext_inplace,
                                         soft_max_add_sinks),
               reference=reference, kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient,
-              rows=_rows, cases=cases,
+              rows=_rows, split=_split, cases=cases,
               rebuild=_rebuild),)

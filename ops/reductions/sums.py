@@ -53,7 +53,7 @@ def sum_in(view):
 
 
 def require_before(op, before):
-    """`before` is None or a sum that another node of the op left."""
+    """Errors unless `before` is None or a sum that another node of the op has left."""
     if before is not None:
         require_type(op, before, (F64,), "before")
         require(n_elements(before) == 1, f"{op}: before must be one element", before)

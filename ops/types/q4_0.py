@@ -127,7 +127,7 @@ def _dot_512():
     store, load_y, join, tail_w = _layout(4)
 
     def load_w(b, p):
-        # the scale load overlaps the codes: hidden, or LLVM rebuilds one from the other byte by byte
+        # the scale's load overlaps the codes' and is hidden from LLVM, which would build one from the other
         words = load_ir(b, opaque_ir(b, p), vec_ir("i16", 32))
         words = shuffle_ir(b, words, words, [9 * (i // 4) for i in range(16)])
         d = b.fpext(b.bitcast(words, vec_ir("f16", 16)), vec_ir("f32", 16))

@@ -71,7 +71,7 @@ def _reader(type):
 
 
 def _row_writer(type, weighted):
-    """jitted (src, dst, k, weights, table) of a piece; those a type has no use for are not looked at."""
+    """jitted (src, dst, k, weights, table) of a piece; arguments that a type does not need are ignored."""
     traits = traits_of(type)
     if traits.quantize_grid:
         return traits.quantize_grid.quantise
@@ -150,7 +150,7 @@ def _grid_table(type, array, weighted):
     return grid.grid.table
 
 
-refuses_nonfinite = False       # what strict=None means; True under GGJIT_DEBUG=check (engine/names.py)
+refuses_nonfinite = False       # the default of `strict`; True under GGJIT_DEBUG=check (engine/names.py)
 
 
 def quantize(type, array, imatrix=None, strict=None):

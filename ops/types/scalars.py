@@ -175,7 +175,8 @@ def _padded(from_float):
 
 
 def _pair_dot(elem, n, mac_ir, prepare, unroll, **more):
-    """Products of n elements of 16 bits (ir type elem) a step, of which an instruction sums some in each lane."""
+    """The Dot of 16-bit elements (ir type elem) on processors whose instruction adds several products in each lane; n
+    elements a step."""
     v = ir.VectorType(elem, n)
 
     def load(b, p):

@@ -94,7 +94,7 @@ def _dots3_heads(c, i):
 def _dots3(c, i):
     """Layers with windows have sizes of their own."""
     sizes = {"KL": "KL", "hd": "hd", "NOPE": "NOPE", "VD": "VD"} if i % 4 == 0 else {
-        "KL": "16", "hd": "48", "NOPE": "(48-R)", "VD": "24"}
+        "KL": "64", "hd": "48", "NOPE": "(48-R)", "VD": "24"}
     tensors = MLA.replace("H", str(_dots3_heads(c, i)))
     for name, size in sizes.items():
         tensors = tensors.replace(name, size)
@@ -113,8 +113,8 @@ MORE = {
         **WINDOW, **EVERY_FOURTH, "expert_gating_func": 2, "rope.freq_base_swa": 500.0,
         "attention.head_count": lambda c: [_dots3_heads(c, i) for i in range(c.layers)],
         "attention.indexer.types": lambda c: [i % 4 == 0 for i in range(c.layers)],
-        "attention.kv_lora_rank_swa": 16, "attention.key_length_mla_swa": 48, "attention.value_length_mla_swa": 24,
-        "attention.key_length_swa": "16+R", "attention.value_length_swa": 16})),
+        "attention.kv_lora_rank_swa": 64, "attention.key_length_mla_swa": 48, "attention.value_length_mla_swa": 24,
+        "attention.key_length_swa": "64+R", "attention.value_length_swa": 64})),
     "mellum": (NORMS + QKV + HEAD_NORMS + EXPERTS_X, dict(layers=5, hd=32, must_untie=True, rope="yarn",
                                                           kv={**MOE, **WINDOW})),
     "smallthinker": (NORMS + QKV + EXPERTS_X, dict(layers=5, hd=32, tied=True, kv={

@@ -68,7 +68,7 @@ POOL_INDEX = ("indexer.k_norm+b=64 indexer.proj=8,D indexer.attn_k=64,D indexer.
 GLM5_KV = {k: v for k, v in KIMI_KV.items() if k != "attention.value_length"} | {
     "attention.key_length": "KL", "attention.value_length": "KL", "attention.q_lora_rank": "QL",
     "rope.dimension_count": 0, "attention.layer_norm_epsilon": 1e-5, "attention.indexer.head_count": 8,
-    "attention.indexer.key_length": 64, "attention.indexer.top_k": 64, "attention.indexer.kpool": 4,
+    "attention.indexer.key_length": 64, "attention.indexer.top_k": 12, "attention.indexer.kpool": 4,
     "attention.indexer.kpool_select_tail": True,
     "hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 3, "hyper_connection.epsilon": 0.01,
     "expert_weights_norm": True}

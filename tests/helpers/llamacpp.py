@@ -3,9 +3,11 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from helpers.paths import ROOT, TESTS
+from helpers.requirements import shared
 
 _LOGITS = """
 import json, sys
@@ -32,6 +34,15 @@ def asked(*jobs):
                        capture_output=True, timeout=300)
     assert r.returncode == 0, r.stderr
     return json.loads(r.stdout)
+
+
+def computed(helper, name, folder, results, *options):
+    """What llama.cpp computes with a small file, as NumPy loads it: `helpers/<helper>.py` writes the file and `results`
+    to the folder, in a process of its own, so that no two ggml libraries meet."""
+    command = [sys.executable, "-m", f"helpers.{helper}", str(shared("tools")), name, str(folder), *options]
+    r = subprocess.run(command, cwd=TESTS, text=True, capture_output=True, timeout=300)
+    assert r.returncode == 0, r.stderr[-2000:]
+    return np.load(folder / results)
 
 
 def nmse_of_logits(path, n_vocab):

@@ -163,16 +163,21 @@ class Reference:
                 for s in t.src:
                     if self.get(s) < 0:
                         self.put(s, self.current_2024(s))
-        for order, accelerators in ((reversed, True), (iter, True), (reversed, False), (iter, False)):
-            cur = -1
-            for t in order(g.nodes):
-                if t.op in VIEWS:
-                    continue
-                if self.get(t) >= 0:
-                    cur = -1 if accelerators and self.get(t) == self.n - 1 else self.get(t)
-                else:
-                    self.put(t, cur)
+        self.spread((reversed, iter), lambda cur, t: True)
         self.follow()
+
+    def spread(self, orders, may):
+        """Nodes without a backend get that of the last one in each order: of accelerators first, then of all."""
+        for accelerators in (True, False):
+            for order in orders:
+                cur = -1
+                for t in order(self.graph.nodes):
+                    if t.op in VIEWS:
+                        continue
+                    if self.get(t) >= 0:
+                        cur = -1 if accelerators and self.get(t) == self.n - 1 else self.get(t)
+                    elif may(cur, t):
+                        self.put(t, cur)
 
     def follow(self, last=False):
         for t in self.graph.nodes:
@@ -223,15 +228,7 @@ class Reference:
         for t in (*g.leafs, *g.nodes):
             if self.get(t) < 0:
                 self.put(t, self.current_modern(t))
-        for order, accelerators in ((iter, True), (reversed, True), (iter, False), (reversed, False)):
-            cur = -1
-            for t in order(g.nodes):
-                if t.op in VIEWS:
-                    continue
-                if self.get(t) >= 0:
-                    cur = -1 if accelerators and self.get(t) == self.n - 1 else self.get(t)
-                elif cur >= 0 and self.supports(cur, t):
-                    self.put(t, cur)
+        self.spread((iter, reversed), lambda cur, t: cur >= 0 and self.supports(cur, t))
         for t in g.nodes:
             if t.op in VIEWS:
                 continue

@@ -1,12 +1,9 @@
 """Every architecture against llama.cpp on the same small file; what is refused; what a call leaves behind."""
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from helpers import arch_files, devices, tiny_model
-from helpers.llamacpp import loads
-from helpers.paths import TESTS
+from helpers.llamacpp import computed, loads
 from helpers.requirements import shared
 from helpers.sample import sampled
 
@@ -16,8 +13,8 @@ from ggjit.models.blocks import feed_forward
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families import experts
 from ggjit.models.families.registry import DECODERS, DIFFUSERS, ENCODERS
-from ggjit.models.networks.encoder import relative_buckets
 from ggjit.models.networks.load import ARCHITECTURES
+from ggjit.models.networks.texts.encoder import relative_buckets
 
 FAMILIES = DECODERS | ENCODERS | DIFFUSERS
 KINDS = {"layer_norm": "layer norm", "encoders": "encoder", "deepseek": "experts", "experts": "experts",
@@ -39,10 +36,8 @@ def written(tmp_path, need):
     """written(name): path of the file, llama.cpp's results."""
     def run(name):
         need("xllamacpp", "llama.cpp is the oracle")
-        command = [sys.executable, "-m", "helpers.arch_files", str(shared("tools")), name, str(tmp_path)]
-        r = subprocess.run(command, cwd=TESTS, text=True, capture_output=True, timeout=300)
-        assert r.returncode == 0, r.stderr[-2000:]
-        return tmp_path / "model.gguf", np.load(tmp_path / "results.npz")
+        results = computed("arch_files", name, tmp_path, "results.npz")
+        return tmp_path / "model.gguf", results
     return run
 
 

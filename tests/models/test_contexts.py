@@ -16,8 +16,8 @@ from ggjit.models import load_model
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.files.adapter import new_adapter
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.models.networks import decoder_graph
-from ggjit.models.networks.saved_state import MAGIC
+from ggjit.models.networks.parts import decoder_graph
+from ggjit.models.networks.parts.saved_state import MAGIC
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
 

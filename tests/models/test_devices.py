@@ -12,7 +12,7 @@ from helpers.timing import HANGS
 import ggjit as gg
 from ggjit.models import load_model, token_seconds
 from ggjit.models.files.minilm import minilm_path
-from ggjit.models.networks import device_map
+from ggjit.models.networks.placement import device_map
 
 IDS, MORE = [3, 17, 40, 31, 5], [[31], [8, 9], [7]]
 MEMORY = {"llama": 680_000, "moe": 1_200_000}           # of each of two workers: a layer and its graphs fit, not two

@@ -15,7 +15,7 @@ from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import CannotWrite
 from ggjit.models.networks.finetune import LEAST_STEPS, _texts, read_ids
 from ggjit.models.networks.load import EMBEDDED
-from ggjit.models.networks.training import TokenLoss
+from ggjit.models.networks.parts.training import TokenLoss
 from ggjit.tools.command.common import nbytes
 from ggjit.tools.command.helpers import adapters
 from ggjit.tools.command.main import main

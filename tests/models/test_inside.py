@@ -3,15 +3,13 @@ own graph without fusion."""
 import errno
 import gc
 import re
-import subprocess
-import sys
 import weakref
 
 import numpy as np
 import pytest
 from helpers import arch_files, tiny_model
+from helpers.llamacpp import computed
 from helpers.numpy_llama import IDS, forward, near, rms, weights
-from helpers.paths import TESTS
 from helpers.requirements import shared
 from helpers.sample import sampled
 from helpers.tiny_model import DIM, HEADS, LAYERS, VOCAB
@@ -19,8 +17,8 @@ from helpers.tiny_model import DIM, HEADS, LAYERS, VOCAB
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.families.registry import DECODERS, ENCODERS
-from ggjit.models.networks import hooks, inside
-from ggjit.models.networks.pictures import labels_of
+from ggjit.models.networks.inside import hooks, inside
+from ggjit.models.networks.inside.pictures import labels_of
 
 
 # ---------------------------------------------------------------- names
@@ -304,10 +302,7 @@ OTHERWISE_IN_LLAMACPP = {       # names of products before their bias, and of va
 def test_values_are_those_of_llamacpp(name, tmp_path, need):
     """By name, wherever llama.cpp has a tensor of that name."""
     need("xllamacpp", "llama.cpp is the oracle")
-    command = [sys.executable, "-m", "helpers.arch_files", str(shared("tools")), name, str(tmp_path)]
-    r = subprocess.run([*command, "named"], cwd=TESTS, text=True, capture_output=True, timeout=300)
-    assert r.returncode == 0, r.stderr[-2000:]
-    theirs, n_equal = np.load(tmp_path / "named.npz"), 0
+    theirs, n_equal = computed("arch_files", name, tmp_path, "named.npz", "named"), 0
     with load_model(tmp_path / "model.gguf", n_threads=1, n_ctx=64, kv_type="F32", flash=False, reserve=False) as m:
         arch_files.prepared(m)
         for key, a in m.capture("*", theirs["ids"]).items():

@@ -11,7 +11,7 @@ from ggjit.models import load_model
 from ggjit.models.files.gguf import GGUFFile
 
 NAMES = [(name,) for name in sorted({**arch_hybrids.MORE, **arch_experts.MORE})]
-ONE_TEXT = "t5"                         # tests/models/test_t5.py
+ONE_TEXT = "t5", "glm5-next"            # tests/models/test_t5.py
 # tensors that nothing reads, by the ends of their names
 UNREAD = {"arwkv7": ("blk.0.time_mix_v0.weight", "blk.0.time_mix_v1.weight", "blk.0.time_mix_v2.weight"),
           "kimi-k3": ("blk.0.attn_res_score.weight",), "t5": ("cross_attn_rel_b.weight",)}
@@ -68,7 +68,8 @@ def test_every_tensor_changes_the_result(name, loaded, tmp_path):
     rng, same = np.random.default_rng(0), []
     unread = next((ends for arch, ends in UNREAD.items() if name.startswith(arch)), ())
     for tensor, info in GGUFFile(tmp_path / "m.gguf").tensors.items():
-        if tensor.endswith(unread):
+        guesses = name.endswith("-nextn") and tensor.startswith("blk.3.")
+        if tensor.endswith(unread) or guesses:
             continue
         shutil.copy(tmp_path / "m.gguf", tmp_path / "other.gguf")
         raw = np.memmap(tmp_path / "other.gguf", np.uint8, "r+")

@@ -15,7 +15,7 @@ from helpers.sample import SEED
 from ggjit.core.process_memory import process_memory, resident
 from ggjit.models import load_model, smollm2_path
 from ggjit.models.files import smollm2
-from ggjit.models.networks.memory import PROCESS
+from ggjit.models.networks.base.memory import PROCESS
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import StaleHandle
 from ggjit.ops.core.host_memory import pages

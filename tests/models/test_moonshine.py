@@ -9,7 +9,7 @@ from helpers.hf_folders import GOLDENS, IDS, moonshine, moonshine_sound
 import ggjit as gg
 from ggjit.models import convert_folder, load_speech, quantize_gguf, save_safetensors
 from ggjit.models.files.sound import RATE, with_samples
-from ggjit.models.networks.moonshine import KERNELS, LEAST, STRIDES, n_frames
+from ggjit.models.networks.sounds.moonshine import KERNELS, LEAST, STRIDES, n_frames
 from ggjit.models.speech.moonshine import EARLIEST, LONGEST, cut
 
 WANT = json.loads(GOLDENS.read_text())["moonshine"]

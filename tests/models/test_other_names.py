@@ -8,8 +8,8 @@ import pytest
 import ggjit as gg
 from ggjit.models import finetune, load_model, perplexity
 from ggjit.models.core.other_options import FINETUNING, GENERATION, LOADING
+from ggjit.models.networks.base.other_methods import OF_MODELS
 from ggjit.models.networks.load import EMBEDDED
-from ggjit.models.networks.other_methods import OF_MODELS
 from ggjit.ops.core.user_warnings import forget_told
 
 
@@ -64,6 +64,8 @@ REFUSED = {
     "logits_processor": (print, lambda m: m.generate("It", 2, grammar='root ::= "x"', logit_bias={5: 1.0})),
     "skip_special_tokens": (False, lambda m: m.detokenize([5], special=True)),
     "tfs_z": (0.5, lambda m: m.generate("It", 2, top_p=0.9, min_p=0.1, typical_p=0.5)),
+    "system": ("Be short.", lambda m: m.chat([{"role": "system", "content": "x"}, {"role": "user", "content": "y"}], 2,
+                                             template="chatml")),
     "response_format": ({"type": "xml"}, lambda m: m.generate("It", 2, json_schema={})),
 }
 
@@ -77,6 +79,8 @@ def test_what_is_refused_says_what_works(m, name):
 
 
 def test_unknown_options_say_what_was_meant(m):
+    with pytest.raises(AttributeError, match="did you mean reshape"):
+        gg.tensor([1.0]).reshpe(1)
     with pytest.raises(gg.ParamError, match="did you mean temperature"):
         m.generate("Hi", temprature=0.5)
     with pytest.raises(gg.ParamError, match="did you mean n_predict"):
@@ -92,7 +96,7 @@ def test_unknown_options_say_what_was_meant(m):
 def test_every_name_is_one_of_ours_or_none(m):
     import inspect
 
-    from ggjit.models.networks.load_options import ARGUMENTS, KEYWORDS
+    from ggjit.models.networks.base.load_options import ARGUMENTS, KEYWORDS
     from ggjit.models.text.sampling import OPTIONS
     own = {"n_predict", "stop", "logprobs", "grammar", "json_schema", "template", "seed", *OPTIONS}
     probes = (1, "x", [1], True, {"type": "text"})

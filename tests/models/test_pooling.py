@@ -1,15 +1,12 @@
 """One row for a text: embeddings of decoders and encoders, and what rerankers say of a query and a text."""
 import json
-import subprocess
-import sys
 
 import gguf
 import numpy as np
 import pytest
 from helpers import hf_folders, pooled_files, tiny_model
-from helpers.paths import TESTS
+from helpers.llamacpp import computed
 from helpers.processes import ggjit, result
-from helpers.requirements import shared
 
 import ggjit as gg
 from ggjit.models import convert_folder, load_model, save_safetensors
@@ -23,10 +20,7 @@ WORDS = ["who", "wrote", "em", "##ma", "jane", "austen", "did", "rain", "in", "s
 @pytest.mark.parametrize("name", pooled_files.CASES)
 def test_against_llamacpp(name, tmp_path, need):
     need("xllamacpp", "llama.cpp is the oracle")
-    command = [sys.executable, "-m", "helpers.pooled_files", str(shared("tools")), name, str(tmp_path)]
-    r = subprocess.run(command, cwd=TESTS, text=True, capture_output=True, timeout=300)
-    assert r.returncode == 0, r.stderr[-2000:]
-    want = np.load(tmp_path / "pooled.npy")
+    want = computed("pooled_files", name, tmp_path, "pooled.npy")
     options = {} if "bert" in name else {"kv_type": "F32", "flash": False, "n_batch": 16}      # in batches of 16 and 14
     with load_model(tmp_path / "model.gguf", n_threads=1, reserve=False, **options) as m:
         if m.pooling.kind == "rank":

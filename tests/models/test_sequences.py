@@ -10,7 +10,7 @@ from helpers.tiny_model import Words
 
 import ggjit as gg
 from ggjit.models import load_model
-from ggjit.models.networks.kv_cells import KVCells
+from ggjit.models.networks.parts.kv_cells import KVCells
 from ggjit.models.networks.peak import model_peak
 
 PROMPTS = [[5, 6, 7, 8, 9], list(range(40)), [1], [3, 9] * 10, [7, 7, 1], list(range(30, 2, -1)), [2, 4, 6], [11, 12]]

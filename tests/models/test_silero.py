@@ -15,7 +15,7 @@ import ggjit as gg
 from ggjit.models import load_vad
 from ggjit.models.files.silero_file import read_silero
 from ggjit.models.files.wav import read_wav
-from ggjit.models.networks.speech import find_segments
+from ggjit.models.networks.sounds.speech import find_segments
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError, ShapeError, TypeMismatch
 
 N_WINDOW, N_FFT, HIDDEN = 128, 64, 20

@@ -15,7 +15,7 @@ from ggjit.models import load_control_vector, load_model, make_control_vector, s
 from ggjit.models.files.adapter import new_adapter
 from ggjit.models.files.control_vector import ControlVector
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.models.networks.steering import METHODS
+from ggjit.models.networks.parts.steering import METHODS
 
 IDS = np.random.default_rng(5).integers(0, tiny_model.VOCAB, 12).tolist()
 

@@ -9,9 +9,9 @@ from helpers import tiny_model, tiny_moe
 
 import ggjit as gg
 from ggjit.models import load_gguf, load_model, save_gguf
-from ggjit.models.networks.encoder import Encoder
+from ggjit.models.networks.base.strict import NEUTRAL
 from ggjit.models.networks.peak import model_peak
-from ggjit.models.networks.strict import NEUTRAL
+from ggjit.models.networks.texts.encoder import Encoder
 from ggjit.tools.command.main import main
 
 

@@ -1,23 +1,21 @@
 """Pictures in: libmtmd's vectors and logits, transformers' LLaVA, pictures as tokens, what is no picture."""
 import base64
 import io
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from helpers import vision_files as files
-from helpers.paths import TESTS
+from helpers.llamacpp import computed
 from helpers.requirements import shared
 
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.files.picture import MAX_PIXELS, fitted, read_picture, resized
-from ggjit.models.networks.load_options import LoadOptions
+from ggjit.models.networks.base.load_options import LoadOptions
+from ggjit.models.networks.parts.picture_tokens import PictureTokens
 from ggjit.models.networks.peak import model_peak
-from ggjit.models.networks.picture_tokens import PictureTokens
-from ggjit.models.networks.vision import Vision, VisionFile
-from ggjit.models.networks.vision_input import kept_proportions
+from ggjit.models.networks.texts.vision import Vision, VisionFile
+from ggjit.models.networks.texts.vision_input import kept_proportions
 from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
 from ggjit.tools.command.main import main
 
@@ -49,10 +47,7 @@ def small(tmp_path):
 def test_against_libmtmd(name, tmp_path, need):
     """Vectors of every field, and the logits behind a prompt with two pictures.  There, GELU is read from a table."""
     need("xllamacpp", "llama.cpp is the oracle")
-    command = [sys.executable, "-m", "helpers.vision_files", str(shared("tools")), name, str(tmp_path)]
-    r = subprocess.run(command, cwd=TESTS, text=True, capture_output=True, timeout=300)
-    assert r.returncode == 0, r.stderr[-2000:]
-    want = np.load(tmp_path / "vectors.npz")
+    want = computed("vision_files", name, tmp_path, "vectors.npz")
     with load_model(tmp_path / "text.gguf", n_threads=1, n_ctx=512, kv_type="F32", flash=False,
                     vision=tmp_path / "vision.gguf") as m:
         for n, (h, w) in enumerate(files.PICTURES):
@@ -105,8 +100,8 @@ def test_vectors_of_gemma_see_those_behind_them(small):
         ids = ids_with_pictures(m, "a long text before <__media__> and behind", [picture])
         small_batches = m.logits(ids)
         pictures = [i for i, id in enumerate(ids) if id >= m.n_vocab]
-        assert len(pictures) == 4 and all(len(b) <= 8 for b in m._batches(np.array(ids)))
-        cut = [b for b in m._batches(np.array(ids)) if (b >= m.n_vocab).any()]
+        assert len(pictures) == 4 and all(len(b) <= 8 for b in m._batches(np.array(ids), m.n_batch))
+        cut = [b for b in m._batches(np.array(ids), m.n_batch) if (b >= m.n_vocab).any()]
         assert len(cut) == 1 and (cut[0] >= m.n_vocab).sum() == 4
     with load("gemma3") as m:
         ids = ids_with_pictures(m, "a long text before <__media__> and behind", [picture])
@@ -155,7 +150,7 @@ def test_openai_s_form_of_a_message():
 
 
 def test_pictures_that_were_forgotten_are_told(monkeypatch):
-    from ggjit.models.networks import picture_tokens
+    from ggjit.models.networks.parts import picture_tokens
     monkeypatch.setattr(picture_tokens, "MAX_NBYTES", 100)
     p = PictureTokens(10)
     first, second = (p.ids_of(np.full((5, 4), x, np.float32)) for x in (1, 2))

@@ -141,7 +141,7 @@ def test_an_op_is_one_file(python, tmp_path):
     assert r.returncode == 0 and r.stdout == "whole\n", r.stderr[-3000:]
 
 
-MOST_FACTS = 65
+MOST_FACTS = 36
 
 
 def facts_of_ops(text):

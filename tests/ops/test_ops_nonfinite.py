@@ -1,10 +1,14 @@
 """NaN, infinities and zeros with a sign: what comes out is what the real ggml gives, unless the docs say otherwise."""
+import itertools
+
 import numpy as np
 import pytest
 from helpers.oracle import connect
+from helpers.sample import sampled
 
 import ggjit as gg
 from ggjit.ops.matmul.mul_mat import weight_types
+from ggjit.ops.native import isa
 
 NAN, INF = np.nan, np.inf
 
@@ -130,3 +134,45 @@ def test_a_nan_next_to_quantised_weights_comes_out(ctx, type):
     for rows in (x[1:2], x):
         y = gg.compute(gg.mul_mat(a, gg.from_numpy(ctx, rows)))
         assert np.isnan(y[np.isnan(rows).any(1)]).all() and np.isfinite(y[np.isfinite(rows).all(1)]).all()
+
+
+ON_A_LEVEL = """
+import itertools, sys
+import numpy as np
+import ggjit as gg
+from ggjit.ops.matmul.mul_mat import weight_types
+from ggjit.ops.matmul.repack import layouts
+cpu = gg.init_backend("CPU", n_threads=1)
+type = next(t for t in weight_types() if t.name == sys.argv[1])
+rng, k, m = np.random.default_rng(3), 2 * max(type.block, 256), 64
+repack = {b.name: b for b in cpu.device.extra_buffer_types()}["CPU_REPACK"]
+for buft, experts in itertools.product((cpu.device.buffer_type(), repack), (1, 4)):
+    ne = (k, m, experts)[:2 + (experts > 1)]
+    if buft is repack and not layouts.takes(type, (*ne, 1, 1)[:4]):
+        continue
+    ctx, values = gg.Context(), rng.standard_normal((experts * m, k), np.float32)
+    a = ctx.new_tensor(type, ne)
+    gg.alloc_ctx_tensors(ctx, buft)
+    a.set_bytes(gg.quantize(type, values, imatrix=np.ones(k, np.float32)).tobytes())
+    for n, bad, at in itertools.product((1, 2, 20), (np.nan, -np.nan, np.inf), (0, 70, k - 1)):
+        x = rng.standard_normal((n, k), np.float32)
+        x[n // 2, at] = bad
+        if experts == 1:
+            y = gg.compute(gg.mul_mat(a, gg.from_numpy(gg.Context(), x)), backend=cpu)
+        else:
+            ids = np.stack([rng.permutation(4)[:2] for _ in range(n)]).astype(np.int32)
+            ctx = gg.Context()
+            y = gg.compute(gg.mul_mat_id(a, gg.from_numpy(ctx, x[:, None]), gg.from_numpy(ctx, ids)), backend=cpu)
+        finite = np.isfinite(np.asarray(y).reshape(n, -1))
+        assert not finite[n // 2].any() and np.delete(finite, n // 2, 0).all(), (buft.name, experts, n, bad, at)
+"""
+
+
+@pytest.mark.parametrize("level,type", sampled(
+    itertools.product(isa.NAMES, (t.name for t in weight_types() if t.quantized)), lambda case: case[:1],
+    lambda case: [f"{case[0]} {case[1]}"]))
+def test_on_every_instruction_set(on_isa, level, type):
+    """In the file's layout and repacked, with experts and without, few columns and many: no finite number comes out of
+    a row of activations with a NaN or an infinity, and the other rows are finite."""
+    done = on_isa(level, ON_A_LEVEL, type)
+    assert not done.returncode, done.stderr

@@ -16,7 +16,7 @@ import traceback
 from ggjit.models.text.running_batch import RunningBatch
 from ggjit.ops.core.errors import Cancelled, ModelError, NotSupported, OutOfMemory
 
-LEAST_ANSWER = 256              # tokens of an answer whose length nobody gave, where the context has room for them
+LEAST_ANSWER = 256              # tokens of an answer if the request has no max_tokens and the context has room
 MAX_FAILURES = 3                # turns that fail one after the other, before what is in work is given up
 
 
@@ -32,7 +32,7 @@ class Answering:
     def take(self, piece):
         """In the thread that computes."""
         n = len(self.sequence.run.answer.tokens) if self.sequence is not None else 0
-        with contextlib.suppress(RuntimeError):             # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):             # the loop is closed: no request waits any more
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, (piece, n))
 
     async def __aiter__(self):

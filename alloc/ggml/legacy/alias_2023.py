@@ -144,7 +144,7 @@ def _count(g):
         if root >= 0:
             g.tensor[root].views += 1
         if root != col.NONE and g.tensor[i].own == _UNSET:
-            _init_view(g, i)             # only takes effect over memory placed beforehand
+            _init_view(g, i)             # only has an effect on views of tensors that were placed beforehand
         for j in range(rec.MAX_SRC):
             p = g.tensor[i].src[j]
             if p == col.NONE:

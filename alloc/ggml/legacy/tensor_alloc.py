@@ -65,7 +65,7 @@ class BestFit:
         self.base = int(base) if base is not None else MEASURE_BASE if self.is_measure else 0
         self.on_max = on_max
         self.own = {}                           # id -> (offs, padded bytes) of every tensor in this buffer
-        self.live = {}                          # those not given back
+        self.live = {}                          # of those, the tensors that were not given back
         self._state, self._words = new_states(1, 64, None, 1)
         self.reset()
 
@@ -78,11 +78,11 @@ class BestFit:
         self.live.clear()
 
     def state(self):
-        """What `restore` brings back."""
+        """The allocator's state, for `restore`."""
         return self._state.copy(), self._words, dict(self.own), dict(self.live)
 
     def restore(self, state):
-        """As it was when `state` was taken."""
+        """Set the allocator back to a state that `state` gave."""
         self._state, self._words, self.own, self.live = state
 
     @property

@@ -29,7 +29,7 @@ from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, SRC2, addr, nb, ne, row
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """What a tile kernel needs to know of its columns.
+    """The columns of a tile kernel: where they are and how they are loaded.
 
     matrix(node)                    address of the matrix, 0: this block has nothing to do
     shared()                        where the columns lie; called by the kernel, which passes it on (core.shared)
@@ -95,7 +95,7 @@ def _plain(width):
 
 
 def _grouped(quantized):
-    """The same for a tile of mul_mat_group."""
+    """As _plain, for a tile of columns that mul_mat_group has made."""
     order_of = mul_mat_group.scratch(quantized)
 
     @device

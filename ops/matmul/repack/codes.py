@@ -147,7 +147,7 @@ def make_rows_of(format):
 
 # ---------------------------------------------------------------- kernel
 class _Shape(NamedTuple):
-    """Sizes of a product's tiles.  narrower: some have one column less; unpacks: codes are unpacked once for all
+    """Sizes of a product's tiles.  narrower: some tiles have one column less; unpacks: codes are unpacked once for all
     columns."""
     n_columns: int
     narrower: bool
@@ -183,7 +183,7 @@ def _make(type, shape):
     def chunk_of(groups, n_blocks, nth):
         """Groups that a thread takes at once."""
         chunk = chunk_rows(groups, nth)
-        if n_lines > 1:                         # few tiles: a chunk is soon done, and the next one asked for meanwhile
+        if n_lines > 1:                         # few tiles: chunks are short, and the next one is prefetched meanwhile
             return n_groups
         if n_lines or unpacks:                  # a chunk may not have more unpacked rows than fit the scratch memory
             chunk = min((groups + 2 * nth - 1) // (2 * nth), UNPACKED_NBYTES // (n_blocks * seen_nbytes))
@@ -269,7 +269,8 @@ def widest(format):
 
 
 def columns_of_pairs(m):
-    """Columns of a tile over two groups of rows; None where that is no tile of the processor's, or of so few rows."""
+    """Columns of a tile over two groups of rows; None where the processor has no such tile or there are too few
+    rows."""
     return (choices.RULE or choices.UNKNOWN).pairs if isa.ISA in ("avx512", "neon") and m >= 2 * ROWS else None
 
 

@@ -11,7 +11,7 @@ The matrices of all experts lie in the layout one after the other, as one matrix
 A tile takes C columns, where an expert has fewer two, or one; the last tile of an expert overlaps the one before it:
 the same numbers, stored twice.  So an expert's n columns take room for at most 2 n.
 """
-from ggjit.ops.core.record import BAD_INDEX, OK
+from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
 from ggjit.ops.core.traits import module_of
 from ggjit.ops.core.types import F32
@@ -33,7 +33,6 @@ from ggjit.ops.native.node import (
     barrier,
     chunk_of_lines,
     chunk_rows,
-    fail,
     nb,
     ne,
     next_rows2,
@@ -55,10 +54,9 @@ def _make_one(type, prefetch):
     def kernel(node, ith, nth, sync):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
         k, m, n_b, n_used = ne(a, 0), ne(a, 1), ne(b, 1), ne(d, 1)
-        for s in range(n_used):                         # every thread: all stop together, before a barrier
-            e = lists.expert_id(ids, s, 0)
-            if e < 0 or e >= ne(a, 2):
-                return fail(node, BAD_INDEX, e)
+        status = lists.check_experts(node, ids, ne(a, 2))
+        if status != OK:
+            return status
         n_blocks, columns = k // block, work(node)
         column, group_nbytes = whole_lines(n_blocks * y_nbytes), ROWS * (k // block) * nbytes
         own_first, own_end = own_share(n_b, ith, nth)

@@ -206,7 +206,8 @@ class _Block:
         fours = zip(*(format.fours_ir(b, r, part) for r in rows), strict=True)
         fours = list(fours) if len(rows) == 1 or self.in_turn else fours
         for some in [[j] for j in self.columns] if self.in_turn else [self.columns]:
-            if some[0]:                             # LLVM would mix the columns, and spill
+            # keeps LLVM from interleaving the columns, for which it would spill registers
+            if some[0]:
                 q = after_ir(b, q, [c[some[0] - 1] for c in acc])
             sums = {}
             for j in some:

@@ -17,7 +17,7 @@ LAYOUTS = {} if isa.ISA == "generic" else {F32: floats, **dict.fromkeys(FORMATS,
 
 
 def unit(type):
-    """(elements of a row, rows) that a matrix of the type comes in multiples of."""
+    """(elements of a row, rows): a matrix of the type has a layout if its sizes are multiples of these."""
     return (floats.BLOCK if type is F32 else type.block), LAYOUTS[type].ROWS
 
 

@@ -84,7 +84,7 @@ def floats_ir(b, codes, zero_point, signed):
 
 
 def operand_ir(b, codes, signed):
-    """What a byte dot needs of a group: (unsigned codes,) or (|codes|, codes)."""
+    """The operands of byte products for a group: (unsigned codes,) or (|codes|, codes)."""
     if not signed:
         return (codes,)
     return call_intrinsic(b, "llvm.abs.v32i8", codes.type, [codes, ir.Constant(ir.IntType(1), 0)]), codes

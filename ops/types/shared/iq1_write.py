@@ -113,7 +113,7 @@ def _m_sums(s, i1, i2):
 
 @exact
 def _m_refit(x, importances, sigma2, s, d):
-    """d that fits best once codes and scales are known"""
+    """The scale d of least error for the chosen codes and scales."""
     sumqx, sumq2 = ZERO, ZERO
     for j in range(16):
         qt.weigh(x + 64 * j, importances + 64 * j if importances != 0 else 0, 16, sigma2, s + qt.WEIGHTS)

@@ -120,7 +120,8 @@ def _places(distances, first, n_distances):
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
 def _fill(table, lists_offs, codes, words, n, size, bits, n_levels, n_distances):
-    """Fills the table; returns how many runs the lists take.  lists_offs = 0: no room for them yet, they stay out."""
+    """Fill the table; returns how many runs the lists of neighbours take.  lists_offs = 0: only count, without writing
+    the lists."""
     index, s = i32s(table, 1 << bits * size), _stack()
     distances, first = u8s(s, n), i64s(s + MAX_POINTS, MAX_DISTANCE)
     index[:] = -1
@@ -130,7 +131,8 @@ def _fill(table, lists_offs, codes, words, n, size, bits, n_levels, n_distances)
     for word in range(1 << bits * size):
         if index[word] >= 0:
             continue
-        index[word] = 0                                     # stays where a code is too large: it is never looked up
+        # words with too large a code keep 0: they are never looked up
+        index[word] = 0
         if _largest_code(word, size, bits) >= n_levels:
             continue
         _distances(word, codes, n, size, bits, s)

@@ -28,7 +28,7 @@ POINTS, SIGNS, CODES, SCALES = 0, 256, 288, 320
 WEIGHTS, ROOTS, SIZES, LEVELS, BEST = 384, 512, 640, 768, 800       # of a run: w, sqrt w, |x|, scratch, best words
 INVERSES, SUMS_X, SUMS_Q, WORDS = 832, 832 + ROW, 832 + 2 * ROW, 832 + 3 * ROW
 scratch = qs.make_stack(WORDS + 8 * ROW)   # words: [groups of the run][trials]
-OFF = 1 << 30                           # in a word: the codes were no grid point, this is a neighbour
+OFF = 1 << 30                           # flag of a word: the codes were not a grid point, and this is a neighbour
 LOST, ANY, ALL = range(3)
 
 
@@ -79,7 +79,7 @@ def _make_weigh(search):
 
 @exact
 def _split(x, w, sizes):
-    """Eight values -> their sizes; returns the sign bits."""
+    """Write the absolute values of the eight values x to `sizes`; returns their sign bits."""
     signs = types.int64(0)
     for i in range(8):
         v = qs.at(x, i)
@@ -91,7 +91,7 @@ def _split(x, w, sizes):
 
 @exact
 def _split_even(x, w, sizes):
-    """The same; where the number of minus signs is odd, the value that matters least changes its sign."""
+    """As _split, with an even number of minus signs: where it is odd, the value of least weight changes its sign."""
     signs = _split(x, w, sizes)
     odd = signs ^ signs >> 4
     odd ^= odd >> 2

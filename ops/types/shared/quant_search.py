@@ -229,7 +229,7 @@ def search_positive(n, nmax, x, L, w):
     scale = ONE / inverse
     best = ZERO
     for i in range(n):
-        e = at(x, i) - scale * f32(nearest_int(inverse * at(x, i)) & 255)       # through the byte of a code, as ggml
+        e = at(x, i) - scale * f32(nearest_int(inverse * at(x, i)) & 255)       # cut to a byte, as ggml stores a code
         best += at(w, i) * e * e
     for step in range(-4, 5):
         if step == 0:

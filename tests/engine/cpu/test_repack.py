@@ -16,8 +16,8 @@ from ggjit.core.table import TABLE
 from ggjit.cpu import sharing
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
-from ggjit.models.networks import layout
 from ggjit.models.networks.peak import model_peak
+from ggjit.models.networks.placement import layout
 from ggjit.ops.core.errors import IndexRangeError, NotAllocated, NotSupported, ParamError
 from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.repack import codes

@@ -4,7 +4,8 @@ import pytest
 from helpers.numpy_device import NumpyDevice
 
 import ggjit as gg
-from ggjit.meta.split import MIRRORED, PARTIAL, SplitState, result_of
+from ggjit.meta.split import result_of
+from ggjit.ops.core.split import MIRRORED, PARTIAL, SplitState
 
 CPU = gg.registry.device("CPU")
 rng = np.random.default_rng()

@@ -29,7 +29,8 @@ def add_arguments(c):
                    help="times through the data (once; a short text as often as makes 40 steps)")
     c.add_argument("--steps", type=positive, default=None, metavar="N", help="stop after so many steps")
     c.add_argument("--batch", type=positive, default=1, metavar="N", help="rows of a step (1)")
-    c.add_argument("--lr", type=float, default=2e-4, metavar="RATE", help="learning rate of AdamW (2e-4)")
+    c.add_argument("--lr", type=float, default=None, metavar="RATE",
+                   help="learning rate of AdamW (0.08 / steps, between 2e-4 and 2e-3)")
     c.add_argument("-s", "--seed", type=count, default=0, metavar="N", help="of the first values and the order (0)")
     c.add_argument("--sample", metavar="PROMPT", help="show what the model writes after it, before and after")
     c.add_file("--checkpoint", metavar="FILE", help="written every minute and at the end; the same command goes on "

@@ -3,7 +3,7 @@ import sys
 import time
 
 from ggjit.display.progress import bar, compiling
-from ggjit.models.networks.silero import load_vad
+from ggjit.models.networks.sounds.silero import load_vad
 from ggjit.models.speech.speech import TASKS, load_speech
 from ggjit.tools.command.common import add_threads, positive
 

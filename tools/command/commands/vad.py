@@ -4,8 +4,8 @@ import time
 
 from ggjit.display.progress import compiling
 from ggjit.models.files.wav import read_wav
-from ggjit.models.networks.silero import SAMPLE_RATE, load_vad
-from ggjit.models.networks.speech import find_segments
+from ggjit.models.networks.sounds.silero import SAMPLE_RATE, load_vad
+from ggjit.models.networks.sounds.speech import find_segments
 from ggjit.tools.command.common import add_threads, count
 
 EXAMPLES = (("ggjit vad talk.wav -m silero.bin", "start and end of each stretch"),

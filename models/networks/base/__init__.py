@@ -1,0 +1,11 @@
+"""What all networks share.
+
+    network             Network: a file, its weights, its tokenizer, plans by input shape
+    vectors             texts as vectors and scores: `embed`, `rerank`
+    load_options        LoadOptions: the arguments of load_model
+    arena               ComputeArena: graphs whose results take at most so many bytes
+    memory              the memory of a network, term by term
+    strict              files with weights or settings that the network does not use are refused
+    model_table         a model at the end of a notebook cell
+    other_methods       methods that other libraries' models have, named in AttributeErrors
+"""

@@ -1,0 +1,543 @@
+"""What all networks share: the file, its weights, its tokenizer, and plans kept per input shape."""
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ggjit.core.arguments import typed_methods
+from ggjit.core.kernels_ahead import followed_by
+from ggjit.core.process_memory import process_memory, resident_now
+from ggjit.core.run_lock import RunLock
+from ggjit.cpu.cpu_plan import likely_parts, needs, work_memory
+from ggjit.graphs.allocator import GraphAllocator
+from ggjit.graphs.graph import Graph
+from ggjit.graphs.plan_cache import PlanCache
+from ggjit.models.blocks.hparams import HParams
+from ggjit.models.core.checks import FIND_BROKEN, BrokenValues, integer
+from ggjit.models.files.adapter import adapters_of
+from ggjit.models.files.gguf import StringArray
+from ggjit.models.files.quantized_part import quantized_file
+from ggjit.models.files.weights import Weights
+from ggjit.models.networks.base import vectors
+from ggjit.models.networks.base.arena import ComputeArena
+from ggjit.models.networks.base.load_options import LoadOptions
+from ggjit.models.networks.base.memory import (
+    MAPPED,
+    Growth,
+    HandedOut,
+    MemoryUse,
+    expected_in,
+    process_term,
+    term_of,
+    terms_of_buffers,
+    unique_memory,
+)
+from ggjit.models.networks.base.model_table import model_html
+from ggjit.models.networks.base.other_methods import of_a_model
+from ggjit.models.networks.base.strict import refuse_unused
+from ggjit.models.networks.inside import inside
+from ggjit.models.networks.inside.hooks import Hooks
+from ggjit.models.networks.placement.device_map import DeviceMap
+from ggjit.models.networks.placement.layout import repacked
+from ggjit.models.networks.placement.offload import choose_backends, offload, scheduler_of
+from ggjit.models.text.tokenizer import Tokenizer
+from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, StaleHandle, TypeMismatch
+from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.printable import printable
+from ggjit.tensors.context import Context
+
+PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat", "decode", "description", "detokenize",
+          "embed", "encode", "encode_image", "explain", "file", "free", "generate", "graph", "hidden", "hidden_states",
+          "infill", "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch",
+          "quantize", "rerank", "reset", "save_state", "score", "set_control_vectors", "set_lora", "tokenize",
+          "tokenizer", "warm_up", "weights")
+MAX_KEPT_PLANS = 24
+
+
+class Step:
+    """One graph of a network for one input shape, planned: fill `inputs`, `run()`, read `output`."""
+
+    def __init__(self, ctx, inputs, result, plan, more=()):
+        """more: tensors beside the result that the graph computes."""
+        self.ctx, self.inputs, self.result, self.plan, self.more = ctx, inputs, result, plan, more
+        self._resolved, self._array = None, None
+
+    def run(self):
+        """Replay; the result as an array that stays valid until the network runs again."""
+        self.plan.compute()
+        if self._resolved != self.plan.resolved:        # the addresses moved, or this is the first run
+            self._resolved, self._array = self.plan.resolved, self.plan.view(self.result)
+        return self._array
+
+    def submit(self):
+        """Start a run on several devices; returns a function that waits for its result.  Fill `inputs` anew at once."""
+        return self.plan.submit(self.result)
+
+
+@typed_methods
+class Network:
+    """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`.
+
+    backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
+    (`print(m.scheduler.explain())` tells which backend computes which node).
+    """
+    # products have many columns at a time: all weights except super-block types are repacked
+    REPACKS = False
+    CAUSAL = True                   # does attention look back only?
+    last_speed = None               # {"prompt", "decode": tokens a second} of the last text that was generated
+    flash = True                    # may one kernel compute attention?
+    arena = None                    # the ComputeArena that computed results have to lie in
+    pooling = None                  # how the tokens of a text become one row (parts/pooling.py)
+
+    def __init__(self, file, options=None):
+        """options: LoadOptions."""
+        options = self.options = LoadOptions() if options is None else options
+        repack, n_gpu_layers, devices = options.repack, options.n_gpu_layers, options.devices
+        if repack is not None and not isinstance(repack, bool | np.bool_):
+            raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
+        self.file = file
+        self._before, self._code, self.growth_of_text = options.process, Growth(options.process), Growth()
+        self._handed_out = HandedOut()
+        self.backend, gpu = choose_backends(options.backend, options.n_threads, None if options.gpus else n_gpu_layers)
+        gpus = options.gpus or ([] if gpu is None else [gpu])
+        self.offload = DeviceMap(devices, self) if devices is not None else \
+            offload(gpus, n_gpu_layers, HParams(file).n_layer, options.cpu_moe, options.override_tensor)
+        self.scheduler = None
+        self.weights = Weights(file, self.backend.device)
+        self._steps = PlanCache(MAX_KEPT_PLANS)
+        self._lock = RunLock()
+        self._hooks = Hooks()
+        self._freed = False
+        self._tokenizer = None
+        self._allocator = GraphAllocator(self.backend)
+        try:
+            self.weights.adapters = adapters_of(options.lora, file, self.backend.device)
+            self._load()
+            self.scheduler = scheduler_of(self.backend, self.offload.gpus)
+            self._check_vocabulary()
+            for adapter in self.weights.adapters:
+                adapter.refuse_unused()
+            if options.strict:
+                refuse_unused(file, self.weights.used, self.CAUSAL)
+            self._repack(repack)
+            for gpu in self.offload.gpus:
+                for part in (self.weights, *self.weights.adapters):
+                    part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
+            if options.arena is not None:
+                self._keep_within(ComputeArena(self, options.arena))
+            if options.reserve:
+                self._reserve()
+        except BaseException:
+            self.free()
+            raise
+        self._loaded()
+        self.load_seconds = time.perf_counter() - options.started
+
+    def _loaded(self):
+        """Count the growth of the process while loading as code, apart from the memory that loading fills."""
+        self._code.end()
+        # other adapters existed before this model
+        adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
+        filled = [b for b in (*self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers())
+                  if b._arena is not None]
+        self._code.known(term_of("filled", [b._arena for b in filled]).anonymous, getattr(self.file, "data_offs", 0))
+
+    def _repack(self, asked, move=True):
+        """move=False: the repacked weights get places but no values, in a process that only plans."""
+        here = [t for t in self._matrices() if not self.offload.has(t.name)]
+        chosen = repacked(here, asked, self.REPACKS, self.backend.device)
+        self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
+
+    def _load(self):
+        """Read hyperparameters, check every weight, allocate what lives as long as the network."""
+        raise NotSupported(f"{type(self).__name__} does not load")
+
+    def _kept_nbytes(self, layer):
+        """Bytes that a layer keeps of a text."""
+        return 0
+
+    def explain(self):
+        """Text: which device has which layers and how fast that is expected to be (with `devices`), or the splits of
+        the last graph.  Errors: ParamError for a network on one backend."""
+        if isinstance(self.offload, DeviceMap):
+            return self.offload.explain()
+        if self.scheduler is None:
+            raise ParamError(f"{self!r} lies on one backend: there is nothing to explain")
+        return str(self.scheduler.explain())
+
+    def _matrices(self):
+        """The weights that only products read."""
+        return []
+
+    def _reserve(self):
+        """Set memory aside for the largest graph, where it is known."""
+
+    def _build(self, ctx, shape):
+        """(inputs: {name: ndarray}, result tensor, more tensors to compute...) of the graph for `shape`."""
+        raise NotSupported(f"{type(self).__name__} builds no graph")
+
+    # ------------------------------------------------------------ text
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """An AttributeError with a hint; called for names that a network lacks."""
+            hint = "" if name.startswith("_") else of_a_model(self, name)
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def __call__(self, prompt, **options):
+        """`m("a text")` is what the model is for: `m.generate(text, ...)`, or `m.embed([text])` of an encoder.
+
+        Errors: TypeMismatch for token ids, of which there are several meanings.
+        """
+        if not isinstance(prompt, str):
+            raise TypeMismatch(f"m(...) takes a text, got {type(prompt).__name__}; of token ids, m.logits(ids) gives "
+                               f"the logits and m.generate(ids) the text that follows")
+        return self.generate(prompt, **options) if self.CAUSAL else self.embed([prompt], **options)[0]
+
+    @property
+    def tokenizer(self):
+        """Built from the file's vocabulary when it is first needed."""
+        if self._tokenizer is None:
+            with self.growth_of_text:
+                self._tokenizer = Tokenizer.from_gguf(self.file)
+        return self._tokenizer
+
+    def tokenize(self, text, special=False, add_special=True):
+        """Token ids of `text`, a list of int.  A file without vocabulary raises here.
+
+        special      "<|im_end|>" in the text is that token (llama.cpp: parse_special); never for untrusted text
+        add_special  with the begin and end tokens that the model was trained with
+
+            m.tokenize("Once upon a time")
+        """
+        if not isinstance(text, str):
+            raise TypeMismatch(f"tokenize takes a string, got {type(text).__name__}")
+        if self.tokenizer.is_built:
+            return self.tokenizer.encode(text, add_special, special)
+        with self.growth_of_text:
+            return self.tokenizer.encode(text, add_special, special)
+
+    def detokenize(self, ids, special=False):
+        """The text of token ids, as llama_detokenize gives it; `special`: with control tokens.
+
+        Many vocabularies drop the space before punctuation here ("clean_up_tokenization_spaces"), so it may not be the
+        text that the ids came from; `m.tokenizer.decode(ids)` keeps every byte of every token.
+
+            m.detokenize(m.tokenize("Once upon a time"))        # 'Once upon a time'
+        """
+        return self.tokenizer.detokenize(ids, special)
+
+    def _ids_of_text(self, text):
+        """Ids of a text that is not empty; of an empty one, the vocabulary's begin.  Errors: ParamError."""
+        ids = self.tokenize(text)
+        if not ids and self.CAUSAL and self.tokenizer.bos_id is not None:
+            return [self.tokenizer.bos_id]
+        if not ids:
+            raise ParamError(f"the text {text!r} has no tokens; give at least one word")
+        return ids
+
+    @property
+    def _end_of_ids(self):
+        """Valid token ids are below this number."""
+        return self.n_vocab
+
+    def _checked_ids(self, ids, n_max):
+        """`ids`, or the ids of a text, as int32, each inside the vocabulary and all inside the context."""
+        self._hooks.refuse_nesting()
+        if self._freed:
+            raise StaleHandle(f"{self!r} was freed; load the model again")
+        if type(ids) is list and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < self.n_vocab and n_max > 0:
+            return np.array(ids, np.int32)      # a decode step: the checks below would take a third of its Python
+        if isinstance(ids, str):
+            ids = self._ids_of_text(ids)
+        try:
+            a = np.asarray(ids)
+        except ValueError as e:
+            raise ParamError(f"token ids must be a non-empty list of integers: {e}") from None
+        if a.ndim != 1 or a.size == 0 or a.dtype.kind not in "iu":
+            raise ParamError(f"token ids must be a non-empty list of integers, got shape {a.shape} {a.dtype}")
+        if a.size > n_max:
+            more = f" or load the model with a larger n_ctx (trained for {self.n_ctx_train})" if self.CAUSAL else ""
+            past = f" behind the {self.n_ctx - n_max} it holds (m.reset() forgets them)" if n_max < self.n_ctx else ""
+            raise ParamError(f"{a.size} tokens do not fit the context of {self.n_ctx}{past}; shorten the text{more}")
+        values = a.tolist()
+        if min(values) < 0 or max(values) >= self._end_of_ids:
+            at = next(i for i, value in enumerate(values) if not 0 <= value < self._end_of_ids)
+            raise IndexRangeError(f"token id {values[at]} at position {at} is outside the vocabulary "
+                                  f"0..{self.n_vocab - 1}")
+        return a.astype(np.int32)               # a copy: what was checked is what is computed
+
+    # ------------------------------------------------------------ plans
+    def _step(self, shape):
+        """The planned graph for `shape`; the most recent ones are kept."""
+        key, wanted = self.backend.plan_settings, self._hooks.wanted
+        owner = shape if wanted is None else (shape, wanted)
+        return self._steps.get(owner, lambda step: key, lambda: self._made(shape))
+
+    def _made(self, shape):
+        with self._code, self._code.without(self._compute_memory):
+            ctx, inputs, results = self._built(shape)
+            with followed_by(self._later_kernels):
+                if self._hooks.wanted is None:
+                    graph = self.within_arena(Graph(*results))
+                    results, plan = graph.outputs, self._plan(graph)
+                else:
+                    plan = inside.hooked_plan(self, inputs, results)
+            return Step(ctx, inputs, results[0], plan, results[1:])
+
+    def within_arena(self, graph):
+        """`graph`, or one that computes the same within `arena`.  Errors: BudgetError."""
+        return graph if self.arena is None else self.arena.within(graph)
+
+    def _keep_within(self, arena):
+        self.arena = arena
+
+    def _plan(self, graph):
+        """A plan of `graph`.  All share one arena, since they never run at the same time."""
+        if self.scheduler is not None:
+            return self.offload.plan(self.scheduler, graph)
+        self._place(graph)
+        return self.backend.graph_plan_create(graph)
+
+    def _place(self, graph):
+        held = self._allocator.buffer_size()
+        self._allocator.alloc_graph(graph)
+        if self._allocator.buffer_size() != held:
+            self._steps.clear()                 # kept plans have addresses in the arena that was replaced
+
+    @property
+    def compute_nbytes(self):
+        """Bytes of the arena for computed tensors, on all devices."""
+        if self.scheduler is not None:
+            return sum(map(self.scheduler.buffer_size, self.scheduler.backends))
+        return self._allocator.buffer_size()
+
+    def _built(self, shape):
+        ctx = Context()
+        with ctx, oom_guard(f"the inputs of a graph of shape {shape} (less with a smaller n_ctx or n_batch)"):
+            inputs, *results = self._build(ctx, shape)
+        return ctx, inputs, results
+
+    def graph(self, *shape):
+        """The graph for a shape, unplanned: for measuring, drawing and reserving.
+
+            m.graph(32)                 # of a text of 32 tokens
+
+        Errors: ParamError for a length outside the context.
+        """
+        if not shape:
+            return self.largest_graph()
+        if len(shape) == 1 and not dataclasses.is_dataclass(shape[0]):
+            shape = self._shape_of(integer("graph: the number of tokens", shape[0], 1, self._most_at_once))
+        return Graph(*self._built(shape)[2])
+
+    def _shape_of(self, n_tokens):
+        """The shape of the graph of a text of that many tokens."""
+        return (n_tokens,)
+
+    @property
+    def _most_at_once(self):
+        """Tokens of one graph."""
+        return self.n_ctx
+
+    def as_graph(self):
+        """(graph, {"weights": bytes, "KV cache": bytes}) of the most tokens at once: what gg.measure(m) shows."""
+        return self.largest_graph(), {"weights": self.weights.nbytes, "KV cache": getattr(self, "kv_nbytes", 0)}
+
+    def other_graphs(self):
+        """Graphs that read weights which the largest one does not."""
+        return []
+
+    def warm_up(self):
+        """Plan graphs of common sizes, which compiles their kernels into the cache."""
+        for shape in self._common_shapes():
+            self._step(shape)
+
+    def _common_shapes(self):
+        return ()
+
+    @property
+    def n_plans(self):
+        """Plans that are kept once a text as long as the context was read."""
+        return 1
+
+    def _later_shapes(self):
+        """Shapes of graphs that will be planned after the first one."""
+        return ()
+
+    def _later_kernels(self):
+        """Kernels that graphs of these shapes will need, for the progress bar of compiling.  [] on several devices."""
+        if self.scheduler is not None or self._hooks.wanted is not None:
+            return []
+        return [k for shape in self._later_shapes()
+                for k in needs(likely_parts(self.graph(*shape), getattr(self.backend, "n_threads", 1)))]
+
+    # ------------------------------------------------------------ memory
+    def memory(self):
+        """A MemoryUse: the bytes that the model takes from this process now, term by term, beside the process's own
+        figures.
+
+            use = m.memory()
+            use.anonymous, use.file, use.terms["KV cache"]
+            print(use)
+
+        What it will take is known before it is loaded: `ggjit peak`.  Pages count when they are first used: memory set
+        aside for a prompt is taken by the first one.  Errors: StaleHandle for a network that was freed.
+        """
+        with self._lock:
+            if self._freed:
+                raise StaleHandle(f"{self!r} was freed; load the model again")
+            return MemoryUse(self._memory_terms(), process_memory(), str(self.file.path))
+
+    def _memory_terms(self):
+        adapters = [b for a in self.weights.adapters for b in a.buffers]
+        inputs = {id(b): b for step in self._steps.plans() for b in step.ctx.buffers}
+        return [term_of("weights", [b._arena for b in self.weights.buffers], about=MAPPED),
+                *terms_of_buffers("weights", self.weights.moved), *terms_of_buffers("repacked weights",
+                                                                                    self.weights.repack_buffers),
+                *terms_of_buffers("adapters", adapters), *self._kept_terms(),
+                *terms_of_buffers("compute", self._compute_buffers()),
+                term_of("kernel work", work_memory(), about="of all models of the process"),
+                term_of("inputs", unique_memory([b._arena for b in inputs.values() if b._arena is not None])),
+                term_of("logits", self._handed_out.arrays(), about="in use by the caller"),
+                self.growth_of_text.term("tokenizer"), self._code.term("code"), process_term(self._before)]
+
+    def _kept_buffers(self):
+        """Buffers that keep state of texts, such as KV caches."""
+        return ()
+
+    def _kept_terms(self):
+        return terms_of_buffers("KV cache", self._kept_buffers())
+
+    def expected_kept(self):
+        """[MemoryTerm] of what will be kept of texts; for a network on the NULL device."""
+        return expected_in("KV cache", self._kept_buffers(), self)
+
+    def _compute_buffers(self):
+        memory = self.scheduler.memory if self.scheduler is not None else self._allocator._memory
+        return [b for chunks in memory.chunks for b in chunks]
+
+    def _compute_memory(self):
+        return term_of("compute", [b._arena for b in self._compute_buffers() if b._arena is not None])
+
+    def free(self):
+        """Give weights, caches and plans back; waits for a computation.  A second call does nothing."""
+        with self._lock:
+            self._hooks.refuse_nesting()
+            self._freed = True
+            self._steps.clear()
+            (self.scheduler or self._allocator).free()
+            for part in (*self.weights.adapters, self.weights):
+                part.free()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.free()
+
+    def __repr__(self):
+        return f"<{type(self).__name__} {printable(self.file.path)} on {self.scheduler or self.backend!r}>"
+
+    def _check_vocabulary(self):
+        """`vocab_size` is the number of rows of the embedding; there are not more words than rows."""
+        size = self.file.arch_get("vocab_size", self.n_vocab, int)
+        words = self.file.get("tokenizer.ggml.tokens", (), StringArray)
+        if size != self.n_vocab or len(words) > self.n_vocab:
+            raise ModelError(f"{self.file.path}: {self.file.arch}.vocab_size = {size} and {len(words)} words, but "
+                             f"token_embd.weight has {self.n_vocab} rows; convert the model again")
+
+    def _finite(self, values, what):
+        """`values`, or the error that `generate` gives for weights that are not numbers."""
+        if not np.isfinite(values.max()):               # of NaN and others it is NaN
+            raise BrokenValues(f"{what} hold NaN or infinity: the weights or the computation are broken; "
+                               f"{FIND_BROKEN}")
+        return values
+
+    def _repr_html_(self):
+        return model_html(self)
+
+    def __dir__(self):
+        """For `m.<TAB>`: what users call, and nothing of the machinery."""
+        return sorted(name for name in PUBLIC if hasattr(type(self), name) or name in self.__dict__)
+
+    def __reduce__(self):
+        raise TypeMismatch(f"{type(self).__name__} of {self.file.path} cannot be copied or pickled: its weights are "
+                           f"mapped in this process; pass the path on, and load_model it there")
+
+    def kv(self, layer):
+        raise NotSupported(f"{self.file.arch} models keep no keys and values; load a llama model")
+
+    # ------------------------------------------------------------ looking inside
+    names, capture, capturing, patch = inside.names, inside.capture, inside.capturing, inside.patch
+    attention, hidden_states, logit_lens = inside.attention, inside.hidden_states, inside.logit_lens
+    attribution = inside.attribution
+    _named, _spec = inside.named_in, inside.spec_of
+
+    def _compared_shapes(self):
+        """Shapes of three graphs, from which the axes of named tensors are told: of one token, of two tokens, and of
+        one token that looks at two cache rows."""
+        raise NotSupported(f"{type(self).__name__} has no named tensors")
+
+    @property
+    def _flash(self):
+        """May one kernel compute attention in the graph that is built now?"""
+        wanted = self._hooks.wanted
+        return self.flash and (wanted is None or wanted.flash)
+
+    def encode_image(self, image):
+        raise NotSupported(f"{self.file.arch} models read no pictures; load a decoder with its vision part")
+
+    def quantize(self, type, keep=()):
+        """The same model with its matrices in another type, in memory: to compare types without writing files.
+
+            perplexity(m.quantize("Q4_0"), text)            # or a type of gg.define_type
+
+        type: one that needs no importances.  keep: a regular expression, or several, of names of tensors that stay as
+        they are; so do vectors, norms, routers, and rows that are no multiple of the type's block.  What is quantised
+        already is quantised again.  This model stays as it is.  Errors: ParamError, TypeMismatch, OutOfMemory.
+        """
+        file = quantized_file(self.file, type, keep)
+        return self.__class__(file, dataclasses.replace(self.options, started=time.perf_counter(),
+                                                        process=resident_now()))
+
+    # ------------------------------------------------------------ texts as vectors and scores
+    embed, rerank = vectors.embed, vectors.rerank
+
+    # ------------------------------------------------------------ what only some networks do
+    def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
+        raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
+
+    def score(self, texts, logprobs=0):
+        raise NotSupported(f"{self.file.arch} models do not predict the next token; load a llama model")
+
+    def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
+        raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
+
+    def infill(self, before, after, n_predict=64, others=(), suffix_first=False, **options):
+        raise NotSupported(f"{self.file.arch} models do not fill in the middle; load a code model")
+
+    def set_lora(self, lora=()):
+        raise NotSupported(f"the adapters of {self.file.arch} models are given when they are loaded: "
+                           f"load_model(path, lora=[(adapter, scale)])")
+
+    def set_control_vectors(self, vectors=(), first=1, last=None):
+        raise NotSupported(f"{self.file.arch} models take no control vectors; load a llama model")
+
+    def shift_context(self, n_keep, n_discard):
+        raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
+
+    def save_state(self, path=None):
+        raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
+
+    def load_state(self, state):
+        raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
+
+    def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template=None, **variables):
+        raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
+
+    def hidden(self, ids):
+        raise NotSupported(f"{self.file.arch} models have no hidden states here")
+
+    def logits(self, ids):
+        raise NotSupported(f"{self.file.arch} models have no logits; load a llama model")

@@ -1,0 +1,91 @@
+"""Batches of a decoder: the shape of the graph of some tokens, and what its inputs hold.
+
+Functions of `self` are methods of Decoder.
+
+A batch is `runs`, [(text, ids)]: the next ids of each of some texts.
+"""
+import numpy as np
+
+APART = -1                              # in a graph's shape, in place of the number of page tables
+STATES = "states"                       # in a graph's shape: logits, and the states of all tokens
+
+
+def shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
+    """The shape of a batch's graph.  apart: each token of a text gets the bits it has alone."""
+    n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
+    hidden = STATES if self._predicts(runs, hidden) else hidden
+    sizes = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
+    pictures = self.vision is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)
+    more = (APART,) if apart else (n_tables,) if n_tables or pictures else ()
+    return *sizes, n_runs if self.recurrent else 1, *more, *[True] * pictures
+
+
+def n_tables(self, runs):
+    """Page tables of a batch: one of a text, or one for each of several that have a token each; 0: none, since the
+    rows of a text follow its positions, or since texts have several tokens."""
+    if not self.cells.paged or self._hooks.wanted is not None:
+        return 0
+    if len(runs) == 1:
+        return int(runs[0][0] is not self.text)
+    return len(runs) if all(len(ids) == 1 for _, ids in runs) else 0
+
+
+def fill(self, inputs, runs, state_rows, n_tables=0):
+    """Write tokens, positions, cache rows and masks of a batch to the inputs of its graph."""
+    at, tokens, positions = 0, inputs["tokens"], inputs.get("positions")
+    for i, (text, ids) in enumerate(runs):
+        n, past = len(ids), len(text.ids)
+        end = at + n
+        tokens[at:end] = ids
+        if "picture" in inputs:
+            tokens[at:end][ids >= self.n_vocab] = 0
+            self.pictures.fill(ids, inputs["picture"][at:end], inputs["is_text"][at:end])
+        if positions is not None:
+            first = past - self.pictures.saved(text) if self._has_grid else past
+            if n == 1:
+                positions[at] = first
+            else:
+                positions[at:end] = np.arange(first, first + n)
+            if "parts" in inputs:
+                parts, _ = self.pictures.positions(ids, past, past - first)
+                inputs["parts"].reshape(4, -1)[:3, at:end] = parts
+        for more in self.description.inputs:
+            more.fill(inputs, at, text, ids)
+        if "temperature" in inputs:
+            inputs["temperature"][at:end, 0, 0] = self.description.temperatures(past, n)
+        if n_tables:
+            self.cells.place_pages(inputs, at, text, n, i)
+        else:
+            self.cells.place(inputs, at, text, n)
+        if "picture" in inputs and self.vision.sees_all:
+            for start, stop in self.pictures.runs(ids):
+                self.cells.open_mask(inputs, at, text, start, stop, bool(n_tables))
+        at = end
+    if self.recurrent:
+        inputs["state_row"][:], inputs["next_state_row"][:] = [text.state_row for text, _ in runs], state_rows
+    if "out_rows" in inputs:
+        inputs["out_rows"][:] = np.cumsum([len(ids) for _, ids in runs]) - 1
+
+
+def batches(self, ids, n):
+    """[ids of each batch], n or fewer; a picture whose vectors attend to each other stays in one batch.  Within an
+    arena the batches that were asked for are cut into equal pieces, so that none is short unless its batch was."""
+    attends = self.vision is not None and self.vision.sees_all
+    if self.arena is not None and not attends:
+        whole = min(self.options.n_batch, self.n_ctx)
+        asked = np.split(ids, range(whole, len(ids), whole)) if len(ids) else []
+        return [piece for batch in asked for piece in np.array_split(batch, -(-len(batch) // n))]
+    ends = list(range(n, len(ids), n))
+    if ends and attends:
+        ends, whole = [], self.pictures.runs(ids)
+        while (end := (ends[-1] if ends else 0) + n) < len(ids):
+            ends.append(next((a for a, b in whole if a < end < b), end))
+    return np.split(ids, ends) if len(ids) else []
+
+
+def padded(self, runs, state_rows):
+    """Runs of one token, and their state_rows, up to a power of two, beyond eight to a quarter of one."""
+    n = len(runs)
+    step = max(1 << (n - 1).bit_length() >> 2, 1) if n > 8 else 1 << (n - 1).bit_length()
+    more = -n % step if all(len(ids) == 1 for _, ids in runs) else 0
+    return runs + runs[-1:] * more, state_rows + state_rows[-1:] * more

@@ -1,0 +1,103 @@
+"""What the patches of a picture look at inside a vision network, over the picture as the network gets it.
+
+    looks = m.vision.attention("cat.jpg")
+    looks.plot(layer=3, patch=(5, 7))           # where the patch in row 5, column 7 looks, bright
+"""
+import dataclasses
+
+import numpy as np
+
+from ggjit.core.html_repr import PlotRepr
+from ggjit.graphs.graph import Graph
+from ggjit.models.core.checks import integer
+from ggjit.models.networks.inside.hooks import layer_of, named_nodes
+from ggjit.ops.core.errors import ParamError, ShapeError, extra
+
+
+@dataclasses.dataclass(repr=False)
+class PictureAttention(PlotRepr):
+    """field: uint8 (height, width, 3), what the network gets.  weights: {layer: (n_head, n, n) float32}, of patch i for
+    patch j, row by row; rows sum up to 1, or less where a class embedding takes part.  patch_size: pixels a side."""
+    field: np.ndarray
+    weights: dict
+    patch_size: int
+
+    @property
+    def grid(self):
+        """(rows, columns) of patches."""
+        return tuple(n // self.patch_size for n in self.field.shape[:2])
+
+    def seen(self, layer, head=None, patch=None):
+        """float32 (rows, columns): how much of its attention a patch, (row, column), gives to each.  Without a head,
+        the mean of all; without a patch, the mean of all.
+
+            m.vision.attention("cat.jpg").seen(0, patch=(2, 3)).sum()
+
+        Errors: ParamError.
+        """
+        if layer not in self.weights:
+            raise ParamError(f"layer {layer!r} is none of {', '.join(map(str, self.weights))}")
+        w, (rows, columns) = self.weights[layer], self.grid
+        w = w.mean(0) if head is None else w[integer("head", head, 0, len(w) - 1)]
+        if patch is None:
+            return w.mean(0).reshape(self.grid)
+        if not isinstance(patch, tuple | list) or len(patch) != 2:
+            raise ParamError(f"patch is (row, column), got {patch!r}")
+        row, column = (integer(what, at, 0, n - 1) for what, at, n in zip(("the patch's row", "the patch's column"),
+                                                                         patch, self.grid, strict=True))
+        return w[row * columns + column].reshape(rows, columns)
+
+    def plot(self, layer=None, head=None, patch=None, axes=None):
+        """The field, and beside it the map of a layer, or of every layer; red: the patch that looks.  Bright is the
+        most of each map.  Returns matplotlib's axes.  Errors: ParamError, MissingExtra."""
+        layers = list(self.weights) if layer is None else [layer]
+        maps = [self.seen(i, head, patch) for i in layers]
+        h, w = self.field.shape[:2]
+        plt = extra("matplotlib.pyplot", "plots")
+        axes = axes if axes is not None else plt.subplots(figsize=(min(2.2 * (len(maps) + 1), 14), 2.6))[1]
+        gap = w // 16 + 1
+        axes.imshow(self.field, extent=(0, w, h, 0))
+        for k, a in enumerate(maps):
+            x = (k + 1) * (w + gap)
+            axes.imshow(a / (a.max() or 1), extent=(x, x + w, h, 0), cmap="viridis", vmin=0, vmax=1,
+                        interpolation="nearest")
+            axes.text(x + w / 2, -gap, f"layer {layers[k]}", ha="center", va="bottom", fontsize=8)
+            if patch is not None:
+                axes.add_patch(self._frame(plt, patch, x))
+        if patch is not None:
+            axes.add_patch(self._frame(plt, patch, 0))
+        axes.set(xlim=(0, (len(maps) + 1) * (w + gap) - gap), ylim=(h, -h / 6), xticks=[], yticks=[])
+        axes.set_axis_off()
+        return axes
+
+    def _frame(self, plt, patch, x):
+        p = self.patch_size
+        return plt.Rectangle((x + patch[1] * p, patch[0] * p), p, p, fill=False, color="red", linewidth=1.5)
+
+    def __repr__(self):
+        rows, columns = self.grid
+        return f"<PictureAttention of {len(self.weights)} layers, {rows} x {columns} patches; .seen(layer), .plot()>"
+
+
+def attention_of(vision, seen, k):
+    """The PictureAttention of field k of a VisionInput."""
+    if not 0 <= k < len(seen.fields):
+        raise ShapeError(f"field {k} of a picture that has {len(seen.fields)}")
+    field, p = seen.fields[k], vision.patch_size
+    rows, columns = (n // p for n in field.shape[:2])
+    with vision._lock:
+        ctx, inputs, results = vision._built_plainly((columns, rows))
+        nodes = {name: t for name, t in named_nodes(results).items() if name.endswith(".kq_soft_max")}
+        plan = vision._plan(Graph(*nodes.values()))
+        inputs["patches"][:] = vision.patches(seen.numbers(k, vision.mean, vision.std))
+        plan.compute()
+        found = {layer_of(name): plan.view(t).reshape(-1, *t.shape[-2:]).copy() for name, t in nodes.items()}
+    return PictureAttention(field, {i: _by_rows(vision, w, columns, rows) for i, w in found.items()}, p)
+
+
+def _by_rows(vision, w, columns, rows):
+    """(n_head, n, n) of the patches alone, row by row."""
+    if vision.has_class:
+        w = w[:, :-1, :-1] if vision.family.class_last else w[:, 1:, 1:]
+    back = np.argsort(vision.family.order(vision, columns, rows))
+    return w[:, back][:, :, back]
