@@ -1,4 +1,4 @@
-"""The vision part of a Hugging Face folder as llama.cpp's mmproj file, under the names of networks/texts/vision.py.
+"""The vision part of a Hugging Face folder as llama.cpp's mmproj file, under the names of networks/pictures/vision.py.
 
     model.vision_tower...q_proj.weight    ->  v.blk.0.attn_q.weight         names come from the gguf package
     visual.blocks.0.attn.qkv.weight       ->  attn_q, attn_k, attn_v

@@ -4,7 +4,8 @@
     placement/          which device a weight lies on, and in which layout
     inside/             named values of a running network
     base/               what all networks share
-    texts/              decoders, encoders, T5, vision
+    pictures/           pictures as vectors that a decoder reads
+    texts/              decoders, encoders, T5, diffusion
     sounds/             Whisper, Moonshine, Silero VAD
 
     load                load_model: a GGUF file -> the network of its architecture

@@ -10,13 +10,13 @@ from ggjit.models.core.other_options import LOADING, takes_other_names
 from ggjit.models.families.registry import DECODERS, DIFFUSERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.base.load_options import KEYWORDS, LoadOptions
+from ggjit.models.networks.pictures.vision import ARCH, Vision, VisionFile
 from ggjit.models.networks.sounds.moonshine import Moonshine
 from ggjit.models.networks.sounds.whisper import Whisper
 from ggjit.models.networks.texts.decoder import Decoder
 from ggjit.models.networks.texts.diffuser import Diffuser
 from ggjit.models.networks.texts.encoder import Encoder
 from ggjit.models.networks.texts.t5 import T5
-from ggjit.models.networks.texts.vision import ARCH, Vision, VisionFile
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 

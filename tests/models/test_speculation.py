@@ -169,7 +169,7 @@ def test_bad_settings(path, tmp_path):
     other = tiny_model.write(tmp_path / "other.gguf", shapes={"token_embd.weight": (50, 64)})
     arch_files.write(shared("tools"), "mamba", tmp_path / "mamba.gguf")
     with loaded(path) as m, loaded(other, n_ctx=64) as small, loaded(tmp_path / "mamba.gguf", n_ctx=64) as mamba:
-        for bad, error, words in (("look", gg.ParamError, "expected .lookup., a loaded draft model"),
+        for bad, error, words in (("look", gg.ParamError, "expected .lookup., .mtp., a loaded draft model"),
                                   (True, gg.ParamError, "speculative is True"), (7, gg.TypeMismatch, "got int"),
                                   (m, gg.ParamError, "the model itself"), (small, gg.ParamError, "another vocabulary")):
             with pytest.raises(error, match=words):

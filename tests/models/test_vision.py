@@ -14,8 +14,8 @@ from ggjit.models.files.picture import MAX_PIXELS, fitted, read_picture, resized
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.parts.picture_tokens import PictureTokens
 from ggjit.models.networks.peak import model_peak
-from ggjit.models.networks.texts.vision import Vision, VisionFile
-from ggjit.models.networks.texts.vision_input import kept_proportions
+from ggjit.models.networks.pictures.vision import Vision, VisionFile
+from ggjit.models.networks.pictures.vision_input import kept_proportions
 from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
 from ggjit.tools.command.main import main
 

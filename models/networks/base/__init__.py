@@ -1,6 +1,7 @@
 """What all networks share.
 
     network             Network: a file, its weights, its tokenizer, plans by input shape
+    token_ids           token ids of texts, and the checks of ids
     vectors             texts as vectors and scores: `embed`, `rerank`
     load_options        LoadOptions: the arguments of load_model
     arena               ComputeArena: graphs whose results take at most so many bytes

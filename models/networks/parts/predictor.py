@@ -11,6 +11,7 @@ import ggjit as gg
 from ggjit.core.buffer import MultiBuffer
 from ggjit.core.placing import place_tensors
 from ggjit.models.blocks.description import CacheSizes, Loader, Scope, mask_name, rows_name
+from ggjit.ops.core.errors import NotSupported
 from ggjit.ops.core.host_memory import empty
 from ggjit.tensors.context import Context
 
@@ -100,3 +101,31 @@ def _n_equal(a, b):
     if a[:n] == b[:n]:
         return n
     return next(i for i in range(n) if a[i] != b[i])
+
+
+# ---------------------------------------------------------------- methods of Decoder
+def predicts(self, runs, hidden):
+    """Are the states of this batch kept for guesses?"""
+    return self.predictor is not None and not hidden and len(runs) == 1 and runs[0][0] is self.text \
+        and self._hooks.wanted is None
+
+
+def show(self, runs, step, hidden=False):
+    """Keep the states of a batch for guesses, where they are asked for."""
+    if self._predicts(runs, hidden):
+        text, ids = runs[0]
+        self.predictor.saw(len(text.ids), np.asarray(ids).tolist(), step.plan.view(step.more[0]))
+
+
+def predicting(self):
+    """The Predictor that guesses by the network's own layer.  Errors: NotSupported."""
+    if self.description.next_token is None:
+        raise NotSupported(f"{self.file.path} has no layer that guesses tokens further on, or none that is "
+                           f"computed here; speculative=\"lookup\" needs none")
+    if self.scheduler is not None:
+        raise NotSupported("speculative=\"mtp\" is computed on the CPU alone; leave n_gpu_layers and devices out")
+    if self.predictor is None:
+        with self._lock:
+            self.predictor = Predictor(self)
+            self.reset()                # of what was read before no states are known
+    return self.predictor

@@ -1,4 +1,4 @@
-"""Batches of a decoder: the shape of the graph of some tokens, and what its inputs hold.
+"""Batches of a decoder: the shapes of its graphs, and what their inputs hold.
 
 Functions of `self` are methods of Decoder.
 
@@ -6,10 +6,15 @@ A batch is `runs`, [(text, ids)]: the next ids of each of some texts.
 """
 import numpy as np
 
+from ggjit.models.networks.base.network import MAX_KEPT_PLANS
+from ggjit.models.networks.parts.kv_cells import whole_pages
+from ggjit.models.text.running_batch import LEAST_PIECE
+
 APART = -1                              # in a graph's shape, in place of the number of page tables
 STATES = "states"                       # in a graph's shape: logits, and the states of all tokens
 
 
+# ---------------------------------------------------------------- shapes
 def shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
     """The shape of a batch's graph.  apart: each token of a text gets the bits it has alone."""
     n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
@@ -30,6 +35,59 @@ def n_tables(self, runs):
     return len(runs) if all(len(ids) == 1 for _, ids in runs) else 0
 
 
+def largest_graph(self, all_logits=False):
+    """A full batch that ends at the last cache row: what the compute arena is made for."""
+    return self.graph(*self.full_batch(self._piece(all_logits), all_logits))
+
+
+def full_batch(self, n, all_rows=False, hidden=False):
+    """The shape of a graph of n tokens that end at the last cache row."""
+    n_kv = min(self.cells.most, whole_pages(self.n_ctx)) if self.cells.paged else self.cells.most
+    return n, n_kv, n if all_rows else min(n, self.n_seqs), hidden
+
+
+def piece(self, all_rows=False, hidden=False):
+    """Tokens that are read at once."""
+    n = min(self.n_batch, self.n_ctx)
+    return n if self.arena is None else min(n, self.arena.piece(all_rows, hidden))
+
+
+def n_plans(self):
+    n = self._piece()
+    return min(len({self.cells.rounded(end) for end in range(n, self.n_ctx + n, n)}), MAX_KEPT_PLANS)
+
+
+def least_piece(self):
+    """Tokens that a batch of any length can be cut into so many of, and pieces that the same kernels compute; they
+    hold a picture."""
+    picture = self.vision is not None and self.vision.sees_all
+    return max(2 * LEAST_PIECE, self.vision.n_side ** 2 // self.vision.n_merge ** 2 if picture else 0)
+
+
+def shape_of(self, n_tokens):
+    return n_tokens, self.cells.rounded(n_tokens), 1
+
+
+def most_at_once(self):
+    return self.n_batch
+
+
+def common_shapes(self):
+    """Decode, a short and a long prompt."""
+    return [(n, self.cells.rounded(n), 1, False, 1) for n in (1, 4, 64) if n <= self.n_ctx]
+
+
+def later_shapes(self):
+    """Shapes of the steps that follow a prompt: single tokens."""
+    return self._common_shapes()[:1]
+
+
+def compared_shapes(self):
+    cached = bool(self.description.windows)
+    return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]
+
+
+# ---------------------------------------------------------------- inputs
 def fill(self, inputs, runs, state_rows, n_tables=0):
     """Write tokens, positions, cache rows and masks of a batch to the inputs of its graph."""
     at, tokens, positions = 0, inputs["tokens"], inputs.get("positions")

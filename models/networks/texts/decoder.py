@@ -18,15 +18,15 @@ from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.memory import MemoryTerm, expected_in, terms_of_leaves
-from ggjit.models.networks.base.network import MAX_KEPT_PLANS, Network
-from ggjit.models.networks.parts import context_shift, predictor, saved_state, steering
+from ggjit.models.networks.base.network import Network
+from ggjit.models.networks.parts import context_shift, saved_state, steering
 from ggjit.models.networks.parts import decoder_graph as graphs
-from ggjit.models.networks.parts.kv_cells import KVCells, whole_pages
+from ggjit.models.networks.parts import predictor as guesses
+from ggjit.models.networks.parts.kv_cells import KVCells
 from ggjit.models.networks.parts.picture_tokens import PictureTokens
 from ggjit.models.networks.parts.pooling import RANK, Pooling
+from ggjit.models.networks.pictures.vision import load_vision
 from ggjit.models.networks.texts import batches, results, writing
-from ggjit.models.networks.texts.vision import load_vision
-from ggjit.models.text.running_batch import LEAST_PIECE
 from ggjit.ops.core.errors import NotSupported, ParamError
 from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.progress import counted
@@ -185,7 +185,7 @@ class Decoder(Network):
     def _build(self, ctx, shape):
         if shape[0] == context_shift.NAME:
             return context_shift.rotation_graph(self, ctx, shape[1:])
-        if shape[0] == predictor.NAME:
+        if shape[0] == guesses.NAME:
             return self.predictor.build(ctx, shape[1:])
         n_tokens, n_kv, n_out, hidden, n_seqs, n_tables, pictures = (*shape, *(False, 1, 0, False)[len(shape) - 3:])
         n_tables = max(n_tables, 0)
@@ -206,62 +206,24 @@ class Decoder(Network):
         return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
 
     def _made(self, shape):
-        if len(shape) < 6 or shape[0] in (context_shift.NAME, predictor.NAME) or shape[5] in (0, 1):
+        if len(shape) < 6 or shape[0] in (context_shift.NAME, guesses.NAME) or shape[5] in (0, 1):
             return super()._made(shape)
         with columns_apart():           # each text gets the bits that it gets alone
             return super()._made(shape)
 
-    def largest_graph(self, all_logits=False):
-        """A full batch that ends at the last cache row: what the compute arena is made for."""
-        return self.graph(*self.full_batch(self._piece(all_logits), all_logits))
-
-    def full_batch(self, n, all_rows=False, hidden=False):
-        """The shape of a graph of n tokens that end at the last cache row."""
-        n_kv = min(self.cells.most, whole_pages(self.n_ctx)) if self.cells.paged else self.cells.most
-        return n, n_kv, n if all_rows else min(n, self.n_seqs), hidden
-
-    def _piece(self, all_rows=False, hidden=False):
-        """Tokens that are read at once."""
-        n = min(self.n_batch, self.n_ctx)
-        return n if self.arena is None else min(n, self.arena.piece(all_rows, hidden))
-
-    @property
-    def n_plans(self):
-        n = self._piece()
-        return min(len({self.cells.rounded(end) for end in range(n, self.n_ctx + n, n)}), MAX_KEPT_PLANS)
+    largest_graph, full_batch, _piece = batches.largest_graph, batches.full_batch, batches.piece
+    n_plans, least_piece = property(batches.n_plans), property(batches.least_piece)
+    _shape_of, _most_at_once = batches.shape_of, property(batches.most_at_once)
+    _common_shapes, _later_shapes = batches.common_shapes, batches.later_shapes
+    _compared_shapes = batches.compared_shapes
 
     def _keep_within(self, arena):
         self.arena, self.n_batch = arena, arena.piece()
 
-    @property
-    def least_piece(self):
-        """Tokens that a batch of any length can be cut into so many of, and pieces that the same kernels compute; they
-        hold a picture."""
-        picture = self.vision is not None and self.vision.sees_all
-        return max(2 * LEAST_PIECE, self.vision.n_side ** 2 // self.vision.n_merge ** 2 if picture else 0)
-
-    def _shape_of(self, n_tokens):
-        return n_tokens, self.cells.rounded(n_tokens), 1
-
-    @property
-    def _most_at_once(self):
-        return self.n_batch
-
-    def _common_shapes(self):
-        """Decode, a short and a long prompt."""
-        return [(n, self.cells.rounded(n), 1, False, 1) for n in (1, 4, 64) if n <= self.n_ctx]
-
-    def _later_shapes(self):
-        """Shapes of the steps that follow a prompt: single tokens."""
-        return self._common_shapes()[:1]
-
-    def _compared_shapes(self):
-        cached = bool(self.description.windows)
-        return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]
-
     # ------------------------------------------------------------ a batch
     _shape, _n_tables, _fill = batches.shape, batches.n_tables, batches.fill
     _batches, _padded = batches.batches, batches.padded
+    _predicts, _show, predicting = guesses.predicts, guesses.show, guesses.predicting
 
     def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False, out=None):
         """Logits or hidden states of a batch, as a new array or in `out`."""
@@ -273,30 +235,6 @@ class Decoder(Network):
         out[...] = rows
         self._show(runs, step, hidden)
         return out
-
-    def _predicts(self, runs, hidden):
-        """Are the states of this batch kept for guesses?"""
-        return self.predictor is not None and not hidden and len(runs) == 1 and runs[0][0] is self.text \
-            and self._hooks.wanted is None
-
-    def _show(self, runs, step, hidden=False):
-        """Keep the states of a batch for guesses, where they are asked for."""
-        if self._predicts(runs, hidden):
-            text, ids = runs[0]
-            self.predictor.saw(len(text.ids), np.asarray(ids).tolist(), step.plan.view(step.more[0]))
-
-    def predicting(self):
-        """The Predictor that guesses by the network's own layer.  Errors: NotSupported."""
-        if self.description.next_token is None:
-            raise NotSupported(f"{self.file.path} has no layer that guesses tokens further on, or none that is "
-                               f"computed here; speculative=\"lookup\" needs none")
-        if self.scheduler is not None:
-            raise NotSupported("speculative=\"mtp\" is computed on the CPU alone; leave n_gpu_layers and devices out")
-        if self.predictor is None:
-            with self._lock:
-                self.predictor = predictor.Predictor(self)
-                self.reset()                # of what was read before no states are known
-        return self.predictor
 
     def _filled(self, runs, state_rows, all_rows=False, hidden=False, apart=False):
         """The planned graph for a batch, with its inputs."""

@@ -20,8 +20,8 @@ from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.picture import check_size, read_picture
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.network import Network
-from ggjit.models.networks.texts.picture_attention import attention_of
-from ggjit.models.networks.texts.projectors import PROJECTORS, Field
+from ggjit.models.networks.pictures.picture_attention import attention_of
+from ggjit.models.networks.pictures.projectors import PROJECTORS, Field
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported
 
 ARCH, PREFIX = "clip", "clip.vision"

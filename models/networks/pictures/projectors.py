@@ -26,7 +26,7 @@ import ggjit as gg
 from ggjit.models.blocks.attention import attend
 from ggjit.models.blocks.description import Scope, linear
 from ggjit.models.blocks.hparams import ROPE_NORMAL
-from ggjit.models.networks.texts import vision_input
+from ggjit.models.networks.pictures import vision_input
 from ggjit.ops.attention.rope_angles import VISION
 from ggjit.ops.core.errors import ModelError
 
