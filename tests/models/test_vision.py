@@ -42,12 +42,21 @@ def small(tmp_path):
     return path, load
 
 
+def libmtmd(name, folder):
+    """Its vectors and logits.  With Mistral 3 some of its processes answer NaN, and others do not: the next is asked."""
+    for _ in range(8):
+        want = computed("vision_files", name, folder, "vectors.npz")
+        if all(np.isfinite(want[k]).all() for k in want):
+            break
+    return want
+
+
 @pytest.mark.peer
 @pytest.mark.parametrize("name", files.NAMES)
 def test_against_libmtmd(name, tmp_path, need):
     """Vectors of every field, and the logits behind a prompt with two pictures.  There, GELU is read from a table."""
     need("xllamacpp", "llama.cpp is the oracle")
-    want = computed("vision_files", name, tmp_path, "vectors.npz")
+    want = libmtmd(name, tmp_path)
     with load_model(tmp_path / "text.gguf", n_threads=1, n_ctx=512, kv_type="F32", flash=False,
                     vision=tmp_path / "vision.gguf") as m:
         for n, (h, w) in enumerate(files.PICTURES):
