@@ -43,7 +43,7 @@ def small(tmp_path):
 
 
 def libmtmd(name, folder):
-    """Its vectors and logits.  With Mistral 3 some of its processes answer NaN, and others do not: the next is asked."""
+    """Its vectors and logits.  With Mistral 3 some of its processes answer NaN, others do not: the next is asked."""
     for _ in range(8):
         want = computed("vision_files", name, folder, "vectors.npz")
         if all(np.isfinite(want[k]).all() for k in want):

@@ -16,10 +16,9 @@ from ggjit.tools.command.common import (
     table,
 )
 
-EXAMPLES = (("ggjit peak llama-70b -c 4096 --flash", "a shape alone"),
+EXAMPLES = (("ggjit peak llama-70b -c 4096 --png plan.png", "a shape alone, with a picture of the plan"),
             ("ggjit peak m.gguf --device GPU0=24G -ot exps=CPU", "what lies where, for devices that need not be here"),
-            ("ggjit peak m.gguf --mmproj mmproj.gguf --image 1920x1080", "with a picture that it reads"),
-            ("ggjit peak m.gguf --png plan.png --explore plan.html", "a picture, and a page to play with"))
+            ("ggjit peak m.gguf --mmproj mmproj.gguf --image 1920x1080", "with a picture that it reads"))
 
 
 def add_arguments(c):

@@ -4,10 +4,9 @@ from ggjit.display.progress import clock, compiling
 from ggjit.ops.core.errors import BadFile
 from ggjit.tools.command.common import add_threads, count, pairs
 
-EXAMPLES = (("ggjit plan buffers.csv -o placed.csv", "as low a peak as a second finds"),
+EXAMPLES = (("ggjit plan buffers.csv -o placed.csv --time-limit 10", "as low a peak as ten seconds find"),
             ("ggjit plan snapshot.json", "PyTorch's allocator beside a static plan"),
-            ("ggjit plan model.onnx --dim batch=1 --dim seq=128 --png plan.png", "what its results need, by shape"),
-            ("ggjit plan buffers.csv --capacity 1048576 --time-limit 10", "do they fit?"))
+            ("ggjit plan model.onnx --dim batch=1 --dim seq=128 --png plan.png", "what its results need, by shape"))
 
 
 def add_arguments(c):
