@@ -78,8 +78,9 @@ class NumpyBufferType(gg.BufferType):
 
 def strided(t):
     """The F32 tensor as an array over the device's memory, in NumPy's order."""
-    return np.lib.stride_tricks.as_strided(t.buffer.at(t)[:4 * max(1, t.nbytes // 4)].view(np.float32),
-                                           t.ne[::-1], t.nb[::-1])
+    raw = t.buffer.at(t)
+    assert raw.size == t.nbytes, f"{t.op.name} {t.name!r} lies outside its buffer, which was freed or is another one"
+    return np.lib.stride_tricks.as_strided(raw.view(np.float32), t.ne[::-1], t.nb[::-1])
 
 
 def mul_mat(w, x):
@@ -120,7 +121,7 @@ class NumpyBackend(gg.Backend):
 
     def graph_compute(self, graph):
         self.device.calls["graph_compute"] += 1
-        self.submit(lambda: self._walk(graph))
+        self.submit(self._walk(graph))
 
     def graph_plan_create(self, graph, placement=None):
         self.device.calls["graph_plan_create"] += 1
@@ -132,16 +133,20 @@ class NumpyBackend(gg.Backend):
 
     def graph_plan_compute(self, plan):
         plan.runs += 1
-        self.submit(lambda: self._walk(plan.graph))
+        self.submit(self._walk(plan.graph))
 
     def graph_plan_free(self, plan):
         self.device.calls["graph_plan_free"] += 1
         plan.graph = None
 
     def _walk(self, graph):
-        for t in graph.nodes:
-            if t.op not in VIEW_OPS:
-                strided(t)[...] = KERNELS[t.op](t, *[strided(s) for s in t.src])
+        """The job of a graph.  Where its nodes lie is known now; the job may run when they lie elsewhere."""
+        steps = [(t, strided(t), [strided(s) for s in t.src]) for t in graph.nodes if t.op not in VIEW_OPS]
+
+        def job():
+            for t, out, sources in steps:
+                out[...] = KERNELS[t.op](t, *sources)
+        return job
 
     def set_tensor_async(self, t, data, offset=0):
         raw = bytes(data)
