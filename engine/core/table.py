@@ -63,6 +63,11 @@ class RowTemplate:
 _format = functools.cache(struct.Struct)
 
 
+def _no_handle():
+    """The handle on a row that nobody uses."""
+    return None
+
+
 class Table:
     """Rows, their recycling, and the version by which plans notice that tensors moved."""
 
@@ -77,7 +82,7 @@ class Table:
         self.placement_version = 0          # goes up whenever any tensor or buffer may have moved
         self._top = 0                       # all rows below have been used at some time
         self._free = []                     # rows with no buffer
-        self.handles = []                   # NumberedRef of the last handle on each row
+        self.handles = []                   # NumberedRef of the handle on each row
         self._strays = []                   # weak references to handles on rows that were given back before they died
         self.strays_version = 0             # goes up with every such handle
         self._dead = collections.deque()    # NumberedRefs of handles and contexts that are gone
@@ -141,7 +146,7 @@ class Table:
             self._space.commit(top * _ROW_NBYTES)
             self._top = top
             self.words[first:self._top, T_BUFFER] = -1
-            self.handles += [None] * (self._top - first)
+            self.handles += [_no_handle] * (self._top - first)
             self._free[:0] = range(self._top - 1, first, -1)
             return first
 
@@ -186,6 +191,8 @@ class Table:
             for row in rows:
                 self.cells[row * T_WORDS + T_GEN] += 1
                 self.cells[row * T_WORDS + T_BUFFER] = -1
+        for row in rows:
+            self.handles[row] = _no_handle
         self._free.extend(rows)
 
     def has_strays(self):
