@@ -1,7 +1,7 @@
 """Offset problems as CSV, in MiniMalloc's format: columns id, lower, upper, size by name and in any order.
 
     id,lower,upper,size          lower, upper: half-open steps; size: bytes; ids are any text
-    b1,0,3,64                    further columns are ignored but `offset`: where the buffer lies in somebody's plan
+    b1,0,3,64                    more columns are ignored but `offset`: the place in another allocator's plan
 """
 import csv
 

@@ -236,7 +236,7 @@ def test_import_compiles_nothing_and_is_light(python, tmp_path):
     # bytecode files as every installation has them, whatever this environment says
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     shares = []
-    for _ in range(20):         # the least of some: the first writes the bytecode, beside other work all take longer
+    for _ in range(5):                                  # the least of five: the first writes the bytecode
         r = python(code, **bytecode)
         assert r.returncode == 0, r.stderr
         share, *kernels_and_modules = r.stdout.split()

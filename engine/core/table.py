@@ -64,7 +64,7 @@ _format = functools.cache(struct.Struct)
 
 
 def _no_handle():
-    """The handle on a row that nobody uses."""
+    """Stands for the handle on a free row: no tensor."""
     return None
 
 

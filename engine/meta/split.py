@@ -1,6 +1,6 @@
 """What of a tensor each device has: a leaf is cut as the user says, a result as its op's `split` rule says.
 
-An op without a rule for how its sources are cut gets them whole (engine/meta/device.py).  States and rules:
+An op without a rule for how its sources are cut gets them whole (engine/meta/run.py).  States and rules:
 ops/core/split.py.  Source: ggml-backend-meta.cpp.
 """
 from ggjit.ops.core.errors import IndexRangeError, NotSupported, ParamError, ShapeError

@@ -127,10 +127,11 @@ def candidates(type):
 
 
 def layout_candidates(type):
-    """Tiles the layout of the type may have.  Sixteen parts are too long a loop for several groups."""
+    """Tiles the layout of the type may have.  Sixteen parts are too long a loop for several groups; eight are on NEON,
+    whose 32 registers of 16 bytes hold one group's scales, mins and codes."""
     if type is F32:
         return (ONE_ROW,)
-    long = type in FORMATS and FORMATS[type].n_parts > 8
+    long = type in FORMATS and FORMATS[type].n_parts > (4 if isa.ISA == "neon" else 8)
     return (ONE_ROW, NEAR) if long else (ONE_ROW, NEAR, FOUR, RowTile(4, "near"))
 
 

@@ -78,8 +78,8 @@ def _python(function, role, made):
         arguments = {"to_float": "block, x", "from_float": "x, block", "dot": "block, y"}[role]
         raise TypeMismatch(f"{made.name}: {role} takes two arguments: def {role}({arguments}): ...")
     if any(i.opname == "RAISE_VARARGS" for i in dis.get_instructions(function)):
-        raise ParamError(f"{made.name}: {role} raises or asserts ({_place(function)}), and kernels that call it tell "
-                         f"nobody: leave that out, check values before gg.quantize")
+        raise ParamError(f"{made.name}: {role} raises or asserts ({_place(function)}), and the error is lost in "
+                         f"a kernel: leave that out, check values before gg.quantize")
     return function
 
 

@@ -14,6 +14,8 @@ from ggjit.models import convert_folder, load_model
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.tools.command.main import main
 
+pytestmark = pytest.mark.slow            # torch and transformers are large, and no extra brings them
+
 
 @pytest.fixture
 def folder(tmp_path, need):

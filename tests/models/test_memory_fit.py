@@ -13,7 +13,7 @@ from ggjit.models.networks.fit import BATCHES, KV_TYPES, Fit, Setting
 
 SIZES = "450M", "1G"
 RUN = """
-import json, resource, sys
+import json, os, resource, sys
 import numpy as np
 import ggjit as gg
 from ggjit.core.process_memory import process_memory
@@ -22,7 +22,8 @@ gg.compute(gg.scale(gg.tensor([1.0]), 2.0))
 found = gg.fit(sys.argv[1], memory=sys.argv[2], n_threads=1)
 virtual = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 room = found.limit - process_memory().total
-resource.setrlimit(resource.RLIMIT_AS, (virtual + room + (512 << 20),) * 2)         # addresses, more than memory
+addresses = os.path.getsize(sys.argv[1]) + (256 << 20)     # taken without memory: by the mapped file, and by threads
+resource.setrlimit(resource.RLIMIT_AS, (virtual + room + addresses,) * 2)
 with load_model(sys.argv[1], n_threads=1, **found.options) as m:
     m.tokenize("Once upon a time")
     m.decode(np.random.default_rng(0).integers(0, m.n_vocab, m.n_ctx))

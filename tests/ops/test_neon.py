@@ -73,9 +73,6 @@ def test_hot_loops_hold_the_instructions_of_the_level(code, level, name):
     missing = [pattern for pattern in expected if not any(re.search(pattern, loop) for loop in hot)]
     assert not missing
     spilled = [line for loop in hot for line in loop.splitlines() if re.search(r"\t(ldr|str|ldp|stp)\tq.*\[sp", line)]
-    if name == "repacked-q4_K:1":           # its scales, mins and codes of two parts are more than the 32 registers
-        assert spilled, "it is mended: take this out"
-        pytest.xfail("one column of repacked Q4_K spills; benchmarks/results/arm-estimate.md has what it costs")
     assert not spilled
 
 

@@ -53,13 +53,13 @@ def test_what_is_counted(place):
     assert place.lines[0][0].startswith("two: 1/2") and len(place.lines) == 3
 
 
-def test_short_work_and_work_nobody_sees_have_no_line(monkeypatch):
+def test_short_work_and_work_without_a_place_have_no_line(monkeypatch):
     where = Place()
     monkeypatch.setattr(progress, "_place", lambda: where)
     with progress.work("short", 2) as step, progress.busy("short too", 1.0):
         step()
     monkeypatch.setattr(progress, "_place", None)
-    with progress.busy("nobody"), progress.work("nobody") as step:
+    with progress.busy("unseen"), progress.work("unseen") as step:
         step()
     assert where.lines == []
 

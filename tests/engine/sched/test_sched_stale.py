@@ -60,7 +60,7 @@ def test_a_recycled_id_is_another_tensor():
         sched.get_tensor_backend(graph.nodes[0])
 
 
-# ---------------------------------------------------------------- writes nobody counted
+# ---------------------------------------------------------------- writes without a call of the API
 def test_every_write_of_an_open_block_is_seen():
     sched, graph, x = product(on_host)
     with x.write() as a:

@@ -1,4 +1,4 @@
-"""Several streams, several schedulers, one memory: nobody reads what somebody else has not written yet."""
+"""Several streams, several schedulers, one memory: a stream reads only what the other streams have written."""
 import gc
 import os
 import textwrap
