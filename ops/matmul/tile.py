@@ -22,11 +22,9 @@ so a needs no transpose: float32 rows are read where they lie, others are conver
 strip, and the tile reads scalars as broadcast operands.  Sums over KC elements are added up in a float32 strip of C,
 which is transposed into the result at the end, W x W at a time.
 
-Speed-ups (Zen 5, one thread, weights from memory):
-  - rows broadcast instead of panels of transposed weights: packing a costs 2 instructions a vector instead of 7;
-  - prefetching the next rows inside the tile's loop, a few lines a step: n = 16 F32 1.6 x, Q4_0 1.8 x (a tenth of that
-    in bursts between tiles: the load queue fills up and the tile waits);
-  - float32 rows in place: n = 64 1.35 x (k = 384).
+Rows are broadcast, since packing a then costs 2 instructions a vector; panels of transposed weights cost 7.  The next
+rows are prefetched inside the tile's loop, a few lines a step: in bursts between tiles the load queue fills up and the
+tile waits (docs/measured.md, "Choices in the kernels").
 """
 import dataclasses
 import functools

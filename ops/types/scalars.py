@@ -82,22 +82,15 @@ def _widen(elem):
 
 
 # Float weights are prefetched into the first-level cache.  The processor prefetches rows of F32 by itself, only their
-# next lines come late; rows of 16-bit elements are too short for that, so the next tile is prefetched.  Intel Xeon, one
-# thread, tiles of 8 rows, share of what a plain loop over eight streams read in the same seconds:
-#
-#                       second level        first level
-#                       next tile       next tile   512 bytes       no prefetch
-#       F32   k = 2048      0.91            0.98        1.01            0.98
-#       F16   k = 2048      0.92            0.97        0.91            0.92
-#       F16   k = 5632      0.98            1.06           -            0.94
+# next lines come late; rows of 16-bit elements are too short for that, so the next tile is prefetched
+# (docs/measured.md, "Choices in the kernels").
 NEAR = 3                        # locality argument of prefetch_ir: first-level cache
 F32_AHEAD_NBYTES = 512
 
 
 def _float_dot(elem, nbytes, prepare, ahead_nbytes=None, columns=None):
     """FMAs on float32 lanes; activations are kept in the weights' type: fewer bytes in the first-level cache are
-    worth more than the second conversion (F16 with k = 5632, one column: 38 instead of 33 GB/s).  columns: another type
-    of theirs."""
+    worth more than the second conversion.  columns: another type of theirs."""
     (load_w, tail_w), (load_y, tail_y) = _reads(elem), _reads(columns or elem)
     return Dot(step=W, w_nbytes=W * nbytes, y_nbytes=W * (4 if columns else nbytes), prepare=prepare, load_w_ir=load_w,
                tail_w_ir=tail_w, load_y_ir=load_y, tail_y_ir=tail_y, locality=NEAR, ahead_nbytes=ahead_nbytes,

@@ -198,7 +198,7 @@ class Runner:
             built.require_support()
             built.fill()
             outcome = self._compared(built)
-        except (NotSupported, NotImplementedError) as e:
+        except NotImplementedError as e:            # NotSupported is one
             outcome = Outcome(case, NOT_SUPPORTED, str(e), peer=self.peer_refuses(built))
         except GgjitError as e:
             status = FAIL if built is not None else REFUSED if case.ggml_cpu else NOT_SUPPORTED

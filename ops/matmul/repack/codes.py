@@ -248,9 +248,8 @@ def _tail_name(tile):
 def groups_of(type, n_columns, m):
     """(groups of rows that a tile takes at once, how it prefetches).
 
-    One column may read several streams of memory faster than one (choices.py).  Intel Xeon, [2048 x 2048] from memory,
-    one thread, us with 1 / 4 groups: Q4_0 221 / 176, Q8_0 374 / 316, Q4_K 253 / 234, Q5_K 344 / 300.  With two columns
-    only Q8_0 gains.
+    One column may read several streams of memory faster than one (choices.py, docs/measured.md).  With two columns only
+    Q8_0 gains.
     """
     groups, prefetch = choices.layout_tile(type)
     return (groups if n_columns == 1 and m // ROWS >= groups else 1), prefetch
