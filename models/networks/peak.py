@@ -1,4 +1,5 @@
-"""Peak memory of a model, from its file's metadata or from shapes alone: nothing is allocated, no weight is read.
+"""Peak memory of a model, from its file's metadata or from shapes alone: nothing is allocated, no weight is read
+from the disk.
 
     report = model_peak("model.gguf", n_ctx=4096, n_batch=512, flash=True)
     report.kinds        # weights, repacked weights, KV cache, compute, kernel work: bytes

@@ -90,7 +90,7 @@ def _bias(given):
     pairs = given.items() if isinstance(given, dict) else given
     try:
         return {int(id): -float("inf") if bias is False else float(bias) for id, bias in pairs}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ParamError('logit_bias is an object of token ids and numbers, such as {"15043": 1.5}') from None
 
 
@@ -141,7 +141,12 @@ def messages_of(body, sees=False):
 
 
 def _message(i, m, sees):
-    if not isinstance(m, dict) or not isinstance(m.get("content"), list):
+    if not isinstance(m, dict) or not isinstance(m.get("role"), str):
+        raise ParamError(f'messages[{i}] is {json.dumps(m)[:60]}, expected a dict with a role, as in '
+                         f'[{{"role": "user", "content": "Hi"}}]')
+    if not isinstance(m.get("tool_calls") or [], list):
+        raise ParamError(f"messages[{i}] has the tool_calls {json.dumps(m['tool_calls'])[:60]}, expected a list")
+    if not isinstance(m.get("content"), list):
         return m
     parts = m["content"]
     if sees and any(isinstance(p, dict) and p.get("type") == "image_url" for p in parts):
@@ -180,8 +185,9 @@ class Tools:
             self.functions[f["name"]] = f
         choice = body.get("tool_choice", "auto")
         if isinstance(choice, dict):
-            choice = (choice.get("function") or choice).get("name")
-            if choice not in self.functions:
+            function = choice.get("function") or choice
+            choice = function.get("name") if isinstance(function, dict) else function
+            if not isinstance(choice, str) or choice not in self.functions:
                 raise ParamError(f"tool_choice names {choice!r}, which is none of the tools")
             self.functions = {choice: self.functions[choice]}
             choice = "required"
@@ -229,7 +235,8 @@ def _plain(m):
 
 
 def _said(call):
-    f = call.get("function", {}) if isinstance(call, dict) else {}
+    f = call.get("function") if isinstance(call, dict) else None
+    f = f if isinstance(f, dict) else {}
     arguments = f.get("arguments", {})
     try:
         arguments = parse_json(arguments) if isinstance(arguments, str) else arguments

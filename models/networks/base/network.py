@@ -84,6 +84,7 @@ class Network:
     # products have many columns at a time: all weights except super-block types are repacked
     REPACKS = False
     CAUSAL = True                   # does attention look back only?
+    AT_ONCE = False                 # are all tokens of an answer written at once?
     last_speed = None               # {"prompt", "decode": tokens a second} of the last text that was generated
     flash = True                    # may one kernel compute attention?
     arena = None                    # the ComputeArena that computed results have to lie in
@@ -120,9 +121,8 @@ class Network:
             if options.strict:
                 refuse_unused(file, self.weights.used, self.CAUSAL)
             self._repack(repack)
-            for gpu in self.offload.gpus:
-                for part in (self.weights, *self.weights.adapters):
-                    part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
+            for part in (self.weights, *self.weights.adapters):
+                self.move_to_gpus(part)
             if options.arena is not None:
                 self._keep_within(ComputeArena(self, options.arena))
             if options.reserve:
@@ -147,6 +147,14 @@ class Network:
         here = [t for t in self._matrices() if not self.offload.has(t.name)]
         chosen = repacked(here, asked, self.REPACKS, self.backend.device)
         self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
+
+    def move_to_gpus(self, part):
+        """Copy what Weights or an Adapter have of GPU layers into the memory of these GPUs.  Errors: OutOfMemory."""
+        for gpu in self.offload.gpus:
+            part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
+
+    def take_control(self, other):
+        """Compute with the control vectors of another model of this kind."""
 
     def _load(self):
         """Read hyperparameters, check every weight, allocate what lives as long as the network."""
@@ -425,11 +433,14 @@ class Network:
 
         type: one that needs no importances.  keep: a regular expression, or several, of names of tensors that stay as
         they are; so do vectors, norms, routers, and rows that are no multiple of the type's block.  What is quantised
-        already is quantised again.  This model stays as it is.  Errors: ParamError, TypeMismatch, OutOfMemory.
+        already is quantised again.  This model stays as it is; adapters and control vectors are those it has now.
+        Errors: ParamError, TypeMismatch, OutOfMemory.
         """
-        file = quantized_file(self.file, type, keep)
-        return self.__class__(file, dataclasses.replace(self.options, started=time.perf_counter(),
-                                                        process=resident_now()))
+        file, lora = quantized_file(self.file, type, keep), [a.again for a in self.weights.adapters]
+        other = self.__class__(file, dataclasses.replace(self.options, lora=lora, started=time.perf_counter(),
+                                                         process=resident_now()))
+        other.take_control(self)
+        return other
 
     # ------------------------------------------------------------ texts as vectors and scores
     embed, rerank = vectors.embed, vectors.rerank

@@ -224,12 +224,17 @@ def through_blocks(m, g, x, rows=None):
     for i, (block, w) in enumerate(zip(about.blocks, m.layers, strict=True)):
         if i == last:
             g.shared[LAST_INPUT] = x
-        x = block.build(g, x, w, i, rows if i == last else None)
-        if i in m.control:
-            x = gg.set_name(gg.add(x, m.control[i]), f"controlled-{i}")
-        if "picture" in g.leaf and i < about.n_deep:
-            x = gg.add(x, picture_vectors(m, g, i + 1))
+        x = behind_layer(m, g, block.build(g, x, w, i, rows if i == last else None), i)
     return about.frame.after(g, x, m.frame, rows) if about.frame else x
+
+
+def behind_layer(m, g, x, i):
+    """What a layer gives on, with what is added to it."""
+    if i in m.control:
+        x = gg.set_name(gg.add(x, m.control[i]), f"controlled-{i}")
+    if "picture" in g.leaf and i < m.description.n_deep:
+        x = gg.add(x, picture_vectors(m, g, i + 1))
+    return x
 
 
 def states(m, g, x, rows):
@@ -238,7 +243,8 @@ def states(m, g, x, rows):
     The last layer computes the others beside them, so that these keep the bits that they have alone.
     """
     if rows is not None:
-        x = m.description.blocks[-1].build(g, g.shared[LAST_INPUT], m.layers[-1], m.n_layer - 1)
+        last = m.n_layer - 1
+        x = behind_layer(m, g, m.description.blocks[-1].build(g, g.shared[LAST_INPUT], m.layers[-1], last), last)
         x = g.norm(x, m.description.norm, m.out_norm)
     return gg.set_output(gg.set_name(x, "states"))
 

@@ -3,15 +3,20 @@
     saw(first, ids, states)     the network has read ids; its states are kept
     guess(ids, n)               pairs (token, state before it) that are new go through the layer, then its own guesses
 
-The layer's keys and values lie in a cache of its own, a row for each position of the text.
+The layer's keys and values lie in a cache of its own, a row for each position of the text.  States are kept while some
+Speculation guesses by them, one of `users`: only then do batches compute those of all tokens.
 """
+import weakref
+
 import numpy as np
 
 import ggjit as gg
 from ggjit.core.buffer import MultiBuffer
 from ggjit.core.placing import place_tensors
 from ggjit.models.blocks.description import CacheSizes, Loader, Scope, mask_name, rows_name
-from ggjit.ops.core.errors import NotSupported
+from ggjit.models.networks.base.memory import term_of, terms_of_buffers
+from ggjit.models.networks.texts.batches import STATES
+from ggjit.ops.core.errors import NotSupported, StaleHandle
 from ggjit.ops.core.host_memory import empty
 from ggjit.tensors.context import Context
 
@@ -21,7 +26,7 @@ ROWS = 64                               # cache rows are looked at in multiples 
 
 class Predictor:
     def __init__(self, m):
-        self.m, self.head = m, m.description.next_token
+        self.m, self.head, self.users = m, m.description.next_token, weakref.WeakSet()
         self.weights = self.head.load(Loader(m.weights, m.n_embd, m.n_vocab))
         self.window, ctx = self.head.block.mixer.window, Context()
         sizes = CacheSizes(m.n_embd, m.kv_type, m.v_type, {self.window: m.n_ctx}, 1)
@@ -31,6 +36,29 @@ class Predictor:
         self.buffer.clear()
         self._states = empty((m.n_ctx, m.n_embd), np.float32, "the states of a text's tokens")
         self._seen, self._read = [], []     # the ids whose states are kept, and those whose pairs the layer has read
+
+    def begin_again(self):
+        """Forget what was read, and take the weights as they are now: the network computes something else."""
+        self.weights = self.head.load(Loader(self.m.weights, self.m.n_embd, self.m.n_vocab))
+        self._seen, self._read = [], []
+
+    @property
+    def is_used(self):
+        return any(s.is_on for s in self.users)
+
+    def knows(self, ids):
+        """Are the states of all these ids kept?"""
+        return self._seen[:len(ids)] == ids
+
+    def memory_terms(self):
+        return [*terms_of_buffers("next token", self.buffer.buffers), term_of("next token", [_flat(self._states)])]
+
+    def check_arena(self):
+        """Errors: BudgetError where the largest batches do not fit the network's arena."""
+        m = self.m
+        if m.arena is not None:
+            m._piece(hidden=STATES)
+            m.within_arena(m.graph(NAME, min(m.n_batch, m.n_ctx), m.n_ctx))
 
     def free(self):
         self._ctx.free()
@@ -45,7 +73,7 @@ class Predictor:
     def guess(self, ids, n):
         """At most n ids that may follow."""
         end, n = len(ids), min(n, self.m.n_ctx - len(ids))
-        if n < 1 or self._seen[:end - 1] != ids[:end - 1]:
+        if n < 1 or not self.knows(ids[:end - 1]):
             return []
         at = min(_n_equal(self._read, ids), end - 1)
         for start in range(at, end, self.m.n_batch):
@@ -103,11 +131,16 @@ def _n_equal(a, b):
     return next(i for i in range(n) if a[i] != b[i])
 
 
+def _flat(a):
+    """The bytes of an array."""
+    return a.reshape(-1).view(np.uint8)
+
+
 # ---------------------------------------------------------------- methods of Decoder
 def predicts(self, runs, hidden):
     """Are the states of this batch kept for guesses?"""
-    return self.predictor is not None and not hidden and len(runs) == 1 and runs[0][0] is self.text \
-        and self._hooks.wanted is None
+    return not hidden and len(runs) == 1 and runs[0][0] is self.text and self._hooks.wanted is None \
+        and self.predictor is not None and self.predictor.is_used
 
 
 def show(self, runs, step, hidden=False):
@@ -118,14 +151,26 @@ def show(self, runs, step, hidden=False):
 
 
 def predicting(self):
-    """The Predictor that guesses by the network's own layer.  Errors: NotSupported."""
-    if self.description.next_token is None:
-        raise NotSupported(f"{self.file.path} has no layer that guesses tokens further on, or none that is "
-                           f"computed here; speculative=\"lookup\" needs none")
-    if self.scheduler is not None:
-        raise NotSupported("speculative=\"mtp\" is computed on the CPU alone; leave n_gpu_layers and devices out")
-    if self.predictor is None:
-        with self._lock:
+    """The Predictor that guesses by the network's own layer.
+
+    Errors: NotSupported, StaleHandle; BudgetError where its batches do not fit the arena.
+    """
+    with self._lock:
+        if self._freed:
+            raise StaleHandle(f"{self!r} was freed; load the model again")
+        if self.description.next_token is None:
+            raise NotSupported(f"{self.file.path} has no layer that guesses tokens further on, or none that is "
+                               f"computed here; speculative=\"lookup\" needs none")
+        if self.scheduler is not None:
+            raise NotSupported("speculative=\"mtp\" is computed on the CPU alone; leave n_gpu_layers and devices out")
+        if self.predictor is None:
             self.predictor = Predictor(self)
+            try:
+                self.predictor.check_arena()
+            except BaseException:
+                self.predictor.free()
+                self.predictor = None
+                raise
+        if self.text is not None and not self.predictor.knows(self.text.ids):
             self.reset()                # of what was read before no states are known
-    return self.predictor
+        return self.predictor

@@ -2,11 +2,13 @@
 
 A text is the ids that were read and the cache rows that hold what the layers know of them (parts/kv_cells.py).
 """
+import contextlib
 import math
 
 import numpy as np
 
 import ggjit as gg
+from ggjit.api.rematerialize import BudgetError
 from ggjit.core.arguments import typed_methods
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
@@ -57,6 +59,7 @@ class Decoder(Network):
     predictor = None                    # guesses by a layer of its own, once they were asked for
     control, _control_ctx = {}, None    # {layer: leaf that is added to what it gives on} and their context
     set_lora, set_control_vectors = steering.set_lora, steering.set_control_vectors
+    take_control, _begin_again = steering.take_control, steering.begin_again
 
     def __init__(self, file, options=None):
         """options: LoadOptions.  Errors: ParamError."""
@@ -143,10 +146,13 @@ class Decoder(Network):
         return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
 
     def _kept_buffers(self):
-        return [*self.kv_buffer.buffers, *(self.predictor.buffer.buffers if self.predictor else ())]
+        return self.kv_buffer.buffers
 
     def _memory_terms(self):
-        return super()._memory_terms() + ([] if self.vision is None else self.vision.memory_terms())
+        terms = super()._memory_terms()
+        for part in (self.vision, self.predictor):
+            terms += [] if part is None else part.memory_terms()
+        return terms
 
     def _kept_terms(self):
         terms = graphs.kept_by_kind(self)
@@ -177,6 +183,8 @@ class Decoder(Network):
             self.vision.free()
         if self.predictor is not None:
             self.predictor.free()
+        if self._control_ctx is not None:
+            self._control_ctx.free()
         if hasattr(self, "kv_buffer"):
             self.kv_ctx.free()
             self.kv_buffer.free()
@@ -360,9 +368,11 @@ class Decoder(Network):
             return rows
 
     def plan_apart(self, n):
-        """Make the plan that `decode_apart` of n ids uses next."""
-        with self._lock:
+        """Make the plan that `decode_apart` of n ids uses next; False where their batch does not fit `arena`."""
+        with self._lock, contextlib.suppress(BudgetError):
             self._step(self._shape([(self.text, range(n))], 0, True, apart=True))
+            return True
+        return False
 
     @property
     def is_watched(self):
@@ -394,6 +404,7 @@ class Decoder(Network):
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
         n, state_row, out = len(text.ids), text.state_row, None
+        kept = batches.STATES if self._predicts([(text, ids)], hidden) else hidden
         rows = self._rows(len(ids), hidden) if all_rows else None
         if not n and text is self.text:
             self._read_with = self._weight_versions()
@@ -401,7 +412,7 @@ class Decoder(Network):
             text.exact, text.hooked = min(text.exact, n), min(text.hooked, n)
         try:
             at = 0
-            for part in counted("reading batches of tokens", self._batches(ids, self._piece(all_rows, hidden))):
+            for part in counted("reading batches of tokens", self._batches(ids, self._piece(all_rows, kept))):
                 state_rows = self.cells.free_state_rows(1, state_row)
                 out = self._fed_batch([(text, part)], state_rows, all_rows, hidden,
                                       None if rows is None else rows[at:at + len(part)])

