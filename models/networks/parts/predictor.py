@@ -14,13 +14,12 @@ import ggjit as gg
 from ggjit.core.buffer import MultiBuffer
 from ggjit.core.placing import place_tensors
 from ggjit.models.blocks.description import CacheSizes, Loader, Scope, mask_name, rows_name
-from ggjit.models.networks.base.memory import term_of, terms_of_buffers
-from ggjit.models.networks.texts.batches import STATES
 from ggjit.ops.core.errors import NotSupported, StaleHandle
 from ggjit.ops.core.host_memory import empty
 from ggjit.tensors.context import Context
 
 NAME = "next token"                     # of the graph's shape: (NAME, tokens, cache rows)
+STATES = "states"                       # in the shape of a batch's graph: logits, and the states of all tokens
 ROWS = 64                               # cache rows are looked at in multiples of it, so that few plans serve
 
 
@@ -50,8 +49,10 @@ class Predictor:
         """Are the states of all these ids kept?"""
         return self._seen[:len(ids)] == ids
 
-    def memory_terms(self):
-        return [*terms_of_buffers("next token", self.buffer.buffers), term_of("next token", [_flat(self._states)])]
+    @property
+    def memory(self):
+        """What it keeps of a text, as arrays of bytes."""
+        return [b._arena for b in self.buffer.buffers] + [self._states.reshape(-1).view(np.uint8)]
 
     def check_arena(self):
         """Errors: BudgetError where the largest batches do not fit the network's arena."""
@@ -129,11 +130,6 @@ def _n_equal(a, b):
     if a[:n] == b[:n]:
         return n
     return next(i for i in range(n) if a[i] != b[i])
-
-
-def _flat(a):
-    """The bytes of an array."""
-    return a.reshape(-1).view(np.uint8)
 
 
 # ---------------------------------------------------------------- methods of Decoder

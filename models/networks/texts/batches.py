@@ -8,10 +8,10 @@ import numpy as np
 
 from ggjit.models.networks.base.network import MAX_KEPT_PLANS
 from ggjit.models.networks.parts.kv_cells import whole_pages
+from ggjit.models.networks.parts.predictor import STATES
 from ggjit.models.text.running_batch import LEAST_PIECE
 
 APART = -1                              # in a graph's shape, in place of the number of page tables
-STATES = "states"                       # in a graph's shape: logits, and the states of all tokens
 
 
 # ---------------------------------------------------------------- shapes

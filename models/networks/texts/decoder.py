@@ -19,7 +19,7 @@ from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks.base.load_options import LoadOptions
-from ggjit.models.networks.base.memory import MemoryTerm, expected_in, terms_of_leaves
+from ggjit.models.networks.base.memory import MemoryTerm, expected_in, term_of, terms_of_leaves
 from ggjit.models.networks.base.network import Network
 from ggjit.models.networks.parts import context_shift, saved_state, steering
 from ggjit.models.networks.parts import decoder_graph as graphs
@@ -149,10 +149,8 @@ class Decoder(Network):
         return self.kv_buffer.buffers
 
     def _memory_terms(self):
-        terms = super()._memory_terms()
-        for part in (self.vision, self.predictor):
-            terms += [] if part is None else part.memory_terms()
-        return terms
+        terms = super()._memory_terms() + ([] if self.vision is None else self.vision.memory_terms())
+        return terms if self.predictor is None else [*terms, term_of("next token", self.predictor.memory)]
 
     def _kept_terms(self):
         terms = graphs.kept_by_kind(self)
@@ -206,7 +204,7 @@ class Decoder(Network):
         x = gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
         if hidden == RANK:
             return inputs, self.pooling.scores(g, x), *g.states
-        if hidden == batches.STATES:
+        if hidden == guesses.STATES:
             return inputs, graphs.logits(self, x), graphs.states(self, g, x, leaf.get("out_rows")), *g.states
         return inputs, (x if hidden else graphs.logits(self, x)), *g.states
 
@@ -404,7 +402,7 @@ class Decoder(Network):
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
         n, state_row, out = len(text.ids), text.state_row, None
-        kept = batches.STATES if self._predicts([(text, ids)], hidden) else hidden
+        kept = guesses.STATES if self._predicts([(text, ids)], hidden) else hidden
         rows = self._rows(len(ids), hidden) if all_rows else None
         if not n and text is self.text:
             self._read_with = self._weight_versions()
