@@ -1,4 +1,4 @@
-"""Guesses of a Drafter (models/networks/texts/drafter.py) for its target: models/blocks/drafts.py says what it computes."""
+"""Guesses of a Drafter (models/networks/texts/drafter.py) for its target; models/blocks/drafts.py computes them."""
 import numpy as np
 
 import ggjit as gg
