@@ -8,7 +8,7 @@ from helpers.tiny_model import Words
 import ggjit as gg
 from ggjit.models import load_gguf, load_model, save_gguf
 from ggjit.models.files.control_vector import ControlVector
-from ggjit.models.networks.parts.predictor import STATES
+from ggjit.models.networks.parts.guesses import STATES
 from ggjit.models.text import speculation
 
 NAMES = "glm4moe-nextn", "hy_v3-nextn", "deepseek2-nextn"

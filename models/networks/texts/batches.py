@@ -7,8 +7,8 @@ A batch is `runs`, [(text, ids)]: the next ids of each of some texts.
 import numpy as np
 
 from ggjit.models.networks.base.network import MAX_KEPT_PLANS
+from ggjit.models.networks.parts.guesses import STATES
 from ggjit.models.networks.parts.kv_cells import whole_pages
-from ggjit.models.networks.parts.predictor import STATES
 from ggjit.models.text.running_batch import LEAST_PIECE
 
 APART = -1                              # in a graph's shape, in place of the number of page tables
