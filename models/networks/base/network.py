@@ -122,7 +122,7 @@ class Network:
                 refuse_unused(file, self.weights.used, self.CAUSAL)
             self._repack(repack)
             for part in (self.weights, *self.weights.adapters):
-                self.move_to_gpus(part)
+                self._move_to_gpus(part)
             if options.arena is not None:
                 self._keep_within(ComputeArena(self, options.arena))
             if options.reserve:
@@ -148,12 +148,12 @@ class Network:
         chosen = repacked(here, asked, self.REPACKS, self.backend.device)
         self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
 
-    def move_to_gpus(self, part):
+    def _move_to_gpus(self, part):
         """Copy what Weights or an Adapter have of GPU layers into the memory of these GPUs.  Errors: OutOfMemory."""
         for gpu in self.offload.gpus:
             part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
 
-    def take_control(self, other):
+    def _take_control(self, other):
         """Compute with the control vectors of another model of this kind."""
 
     def _load(self):
@@ -439,7 +439,7 @@ class Network:
         file, lora = quantized_file(self.file, type, keep), [a.again for a in self.weights.adapters]
         other = self.__class__(file, dataclasses.replace(self.options, lora=lora, started=time.perf_counter(),
                                                          process=resident_now()))
-        other.take_control(self)
+        other._take_control(self)
         return other
 
     # ------------------------------------------------------------ texts as vectors and scores

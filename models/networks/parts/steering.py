@@ -35,7 +35,7 @@ def set_lora(self, lora=()):
         try:
             for adapter in found:
                 if not _has(before, adapter):
-                    self.move_to_gpus(adapter)
+                    self._move_to_gpus(adapter)
             _use(self, found)
         except BaseException:
             if self.weights.adapters is not before:
@@ -129,7 +129,7 @@ def _control(m, directions):
         before.free()
 
 
-def take_control(self, other):
+def _take_control(self, other):
     """The control vectors of a model of the same layers."""
     if other.control:
         _control(self, {i: leaf.numpy() for i, leaf in other.control.items()})

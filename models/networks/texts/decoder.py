@@ -60,7 +60,7 @@ class Decoder(Network):
     predictor = None                    # the Guesses that were asked for last
     control, _control_ctx = {}, None    # {layer: leaf that is added to what it gives on} and their context
     set_lora, set_control_vectors = steering.set_lora, steering.set_control_vectors
-    take_control, _begin_again = steering.take_control, steering.begin_again
+    _take_control, _begin_again = steering._take_control, steering.begin_again
 
     def __init__(self, file, options=None):
         """options: LoadOptions.  Errors: ParamError."""
