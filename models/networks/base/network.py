@@ -121,8 +121,7 @@ class Network:
                 refuse_unused(file, self.weights.used, self.CAUSAL)
             self._repack(repack)
             for gpu in self.offload.gpus:
-                for part in (self.weights, *self.weights.adapters):
-                    part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
+                self._move(gpu, repack)
             if options.arena is not None:
                 self._keep_within(ComputeArena(self, options.arena))
             if options.reserve:
@@ -147,6 +146,17 @@ class Network:
         here = [t for t in self._matrices() if not self.offload.has(t.name)]
         chosen = repacked(here, asked, self.REPACKS, self.backend.device)
         self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
+
+    def _move(self, gpu, asked):
+        """Move what `gpu` has; matrices into its repacked memory, where it has such and they shall lie there."""
+        there = [t for t in self._matrices() if self.offload.backend_of(t.name) is gpu]
+        buft = next((b for b in gpu.device.extra_buffer_types() if b.name.endswith("_REPACK")), None)
+        chosen = repacked(there, asked, self.REPACKS, gpu.device) if buft is not None else ()
+        names = {t.name for t in chosen if buft.takes(t)}
+        if names:
+            self.weights.move(names.__contains__, buft)
+        for part in (self.weights, *self.weights.adapters):
+            part.move(lambda name: self.offload.backend_of(name) is gpu and name not in names, gpu.default_buffer_type)
 
     def _load(self):
         """Read hyperparameters, check every weight, allocate what lives as long as the network."""
