@@ -14,6 +14,6 @@ tokens, and adds its part to a graph.
     block_indexer.py    attention over blocks of positions; pool_indexer.py: over runs of tokens
     hyper_connections.py    several residual streams in place of one; cycles.py: two stacks, passed several times
     switched.py         adapters that tokens of the text switch on
-    next_token.py       a layer that guesses the token after the next
+    next_token.py       a layer that guesses the token after the next; drafts.py: networks that guess for a larger one
     gemma.py            embeddings for every layer, streams, experts beside a dense network
 """

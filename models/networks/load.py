@@ -7,7 +7,7 @@ import pathlib
 from ggjit.core.arguments import typed_call
 from ggjit.models.convert import convert
 from ggjit.models.core.other_options import LOADING, takes_other_names
-from ggjit.models.families.registry import DECODERS, DIFFUSERS, ENCODERS
+from ggjit.models.families.registry import DECODERS, DIFFUSERS, DRAFTERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.base.load_options import KEYWORDS, LoadOptions
 from ggjit.models.networks.pictures.vision import ARCH, Vision, VisionFile
@@ -15,6 +15,7 @@ from ggjit.models.networks.sounds.moonshine import Moonshine
 from ggjit.models.networks.sounds.whisper import Whisper
 from ggjit.models.networks.texts.decoder import Decoder
 from ggjit.models.networks.texts.diffuser import Diffuser
+from ggjit.models.networks.texts.drafter import Drafter
 from ggjit.models.networks.texts.encoder import Encoder
 from ggjit.models.networks.texts.t5 import T5
 from ggjit.models.text.tokenizer import Tokenizer
@@ -23,7 +24,8 @@ from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
 # {general.architecture: class}
 ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder),
-                 **dict.fromkeys(DIFFUSERS, Diffuser), "t5": T5, "whisper": Whisper, "moonshine": Moonshine}
+                 **dict.fromkeys(DIFFUSERS, Diffuser), **dict.fromkeys(DRAFTERS, Drafter),
+                 "t5": T5, "whisper": Whisper, "moonshine": Moonshine}
 
 # {general.type: what such a file is}
 NO_MODELS = {"adapter": "an adapter, which changes a model: load the model with lora=[(path, 1.0)] (--lora)",
