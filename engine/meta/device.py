@@ -24,6 +24,7 @@ from ggjit.meta.parts import MetaBufferType
 from ggjit.meta.run import MetaPlan, run_of
 from ggjit.ops.core import machine
 from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.record import OP
 from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.sched.scheduler import Scheduler
 
@@ -106,7 +107,7 @@ class MetaBackend(Backend):
     def graph_plan_create(self, graph, placement=None):
         """A plan: `compute()` runs the graph on every device.  A graph that reads host memory gets a Scheduler of this
         backend and the CPU, where not all devices are the CPU.  Errors: NotAllocated, NotSupported."""
-        if self.together is None and not graph.placed and any(_is_host(t) for t in graph.leafs):
+        if self.together is None and not graph.placed and any(_is_host(t) for t in _leaves_and_parameters(graph)):
             return ScheduledPlan(Scheduler([self, CPU.init_backend()]), graph)
         return MetaPlan(self, graph, placement)
 
@@ -125,6 +126,10 @@ class MetaBackend(Backend):
     def free(self):
         for b in self.backends:
             b.free()
+
+
+def _leaves_and_parameters(graph):
+    return *graph.leafs, *(t for t in graph.nodes if t.op == OP.NONE)
 
 
 def _is_host(t):

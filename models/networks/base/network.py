@@ -139,7 +139,8 @@ class Network:
         adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
         filled = [b for b in (*self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers())
                   if b._arena is not None]
-        self._code.known(term_of("filled", [b._arena for b in filled]).anonymous, getattr(self.file, "data_offs", 0))
+        known = term_of("filled", [b._arena for b in filled])
+        self._code.known(known.anonymous, known.file + getattr(self.file, "data_offs", 0))
 
     def _repack(self, asked, move=True):
         """move=False: the repacked weights get places but no values, in a process that only plans."""
@@ -333,8 +334,8 @@ class Network:
         adapters = [b for a in self.weights.adapters for b in a.buffers]
         inputs = {id(b): b for step in self._steps.plans() for b in step.ctx.buffers}
         return [term_of("weights", [b._arena for b in self.weights.buffers], about=MAPPED),
-                *terms_of_buffers("weights", self.weights.moved), *terms_of_buffers("repacked weights",
-                                                                                    self.weights.repack_buffers),
+                *terms_of_buffers("weights", self.weights.moved),
+                *terms_of_buffers("repacked weights", self.weights.repack_buffers, MAPPED * self.weights.maps_layout),
                 *terms_of_buffers("adapters", adapters), *self._kept_terms(),
                 *terms_of_buffers("compute", self._compute_buffers()),
                 term_of("kernel work", work_memory(), about="of all models of the process"),

@@ -168,6 +168,15 @@ def test_a_decoder_over_two_devices(repack):
 
 
 # ---------------------------------------------------------------- memory, names, refusals
+def test_parameters_in_host_memory():
+    """On one device they are read where they lie; several get copies by a scheduler."""
+    w = gg.set_param(gg.tensor(floats(8, 64)[1], name="w"))
+    y = gg.mul_mat(w, gg.tensor(floats(4, 64)[1], name="x"))
+    want = gg.compute(y)
+    for where in (meta(cut(w=1)), meta(cut(w=1), devices=[NumpyDevice("A"), NumpyDevice("B")])):
+        np.testing.assert_allclose(gg.compute(y, backend=where), want, atol=1e-4)
+
+
 def test_bytes_go_in_and_out_as_of_one_device():
     ctx, backend = gg.Context(), meta(cut(a=(1, (1, 3)), b=0, q=(0, (32, 64))))
     a, b, q = (ctx.new_tensor(type, ne, n) for type, ne, n in ((gg.F32, (6, 4, 2), "a"), (gg.F16, (4, 3), "b"),
