@@ -235,14 +235,19 @@ class GGUFFile:
 
     Of a model in several files, the path is that of the first; `.parts` has all of them, this one first.
 
+    `.state`: the os.stat_result of the file when it was mapped, None of bytes in memory.
+
     Raises BadFile (what, where, remedy) for anything a loader could not use safely; a file that came through here has
     every tensor inside it, aligned, whole in blocks and apart from the others.  The pages are shared with every process
     that maps the file; shortening the file while it is mapped kills readers (SIGBUS), as with any mapped file.
     """
 
+    state = None
+
     def __init__(self, path):
         path = os.fspath(path)
-        self._load(map_file(path), path)
+        data, self.state = map_file(path)
+        self._load(data, path)
         if self.metadata.get(SPLIT_COUNT, 1) != 1:
             self._join()
 
@@ -282,7 +287,8 @@ class GGUFFile:
         tensors = dict(self.tensors)
         for i, path in enumerate(paths[1:], 1):
             part = GGUFFile.__new__(GGUFFile)
-            part._load(map_file(path), path)
+            data, part.state = map_file(path)
+            part._load(data, path)
             found = tuple(part.metadata.get(key) for key in (SPLIT_NO, SPLIT_COUNT))
             if found != (i, n):
                 raise BadFile(f"{path}: its {SPLIT_NO} and {SPLIT_COUNT} are {found[0]} and {found[1]}, expected {i} "

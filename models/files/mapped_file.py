@@ -1,6 +1,6 @@
 """A file as memory: its bytes are mapped, read when they are first used, and given back.
 
-    data = map_file("model.gguf")           uint8 [bytes of the file]
+    data, state = map_file("model.gguf")    uint8 [bytes of the file], and what os.stat says of it
     give_back(data[first:end])              these pages are taken from the file again when they are read
 """
 import ctypes
@@ -15,13 +15,15 @@ from ggjit.ops.core.errors import BadFile
 
 
 def map_file(path):
-    """map_private of what can be a model file.  Errors: BadFile."""
+    """(map_private of what can be a model file, its os.stat_result before that).  Errors: BadFile."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise BadFile(f"{path}: not a regular file; give the path of a .gguf file")
         if os.path.getsize(path) < 24:
             raise BadFile(f"{path}: {os.path.getsize(path)} bytes, a GGUF header has at least 24; fetch it again")
-        return map_private(path)
+        with open(path, "rb") as f:
+            found = os.fstat(f.fileno())        # before anything is read
+            return _mapped(f), found
     except OSError as e:
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
     except ValueError as e:             # a null byte or a lone surrogate
@@ -35,10 +37,14 @@ def map_private(path):
     written.  Windows has no such word, and charges a copy-on-write mapping of 5 GB with 5 GB of its page file.
     """
     with open(path, "rb") as f:
-        if hasattr(mmap, "MAP_PRIVATE"):
-            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-            return np.frombuffer(mmap.mmap(f.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
-        return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        return _mapped(f)
+
+
+def _mapped(f):
+    if hasattr(mmap, "MAP_PRIVATE"):
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+        return np.frombuffer(mmap.mmap(f.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
+    return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def give_back(array):

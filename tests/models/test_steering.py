@@ -93,7 +93,7 @@ def test_memory_that_is_short_leaves_all_as_it_was(files, m, monkeypatch):
     def short(*_):
         raise gg.OutOfMemory("no room")
     with monkeypatch.context() as patch, pytest.raises(gg.OutOfMemory):
-        patch.setattr(m, "_move_to_gpus", short)
+        patch.setattr(m, "_move_adapter", short)
         m.set_lora([files[2]])
     with monkeypatch.context() as patch, pytest.raises(gg.OutOfMemory):
         patch.setattr(steering, "from_numpy", short)

@@ -121,8 +121,10 @@ class Network:
             if options.strict:
                 refuse_unused(file, self.weights.used, self.CAUSAL)
             self._repack(repack)
-            for part in (self.weights, *self.weights.adapters):
-                self._move_to_gpus(part)
+            for gpu in self.offload.gpus:
+                self._move(gpu, repack)
+            for adapter in self.weights.adapters:
+                self._move_adapter(adapter)
             if options.arena is not None:
                 self._keep_within(ComputeArena(self, options.arena))
             if options.reserve:
@@ -140,7 +142,8 @@ class Network:
         adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
         filled = [b for b in (*self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers())
                   if b._arena is not None]
-        self._code.known(term_of("filled", [b._arena for b in filled]).anonymous, getattr(self.file, "data_offs", 0))
+        known = term_of("filled", [b._arena for b in filled])
+        self._code.known(known.anonymous, known.file + getattr(self.file, "data_offs", 0))
 
     def _repack(self, asked, move=True):
         """move=False: the repacked weights get places but no values, in a process that only plans."""
@@ -148,10 +151,21 @@ class Network:
         chosen = repacked(here, asked, self.REPACKS, self.backend.device)
         self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
 
-    def _move_to_gpus(self, part):
-        """Copy what Weights or an Adapter have of GPU layers into the memory of these GPUs.  Errors: OutOfMemory."""
+    def _move(self, gpu, asked):
+        """Move what `gpu` has; matrices into its repacked memory, where it has such and they shall lie there."""
+        there = [t for t in self._matrices() if self.offload.backend_of(t.name) is gpu]
+        buft = next((b for b in gpu.device.extra_buffer_types() if b.name.endswith("_REPACK")), None)
+        chosen = repacked(there, asked, self.REPACKS, gpu.device) if buft is not None else ()
+        names = {t.name for t in chosen if buft.takes(t)}
+        if names:
+            self.weights.move(names.__contains__, buft)
+        self.weights.move(lambda name: self.offload.backend_of(name) is gpu and name not in names,
+                          gpu.default_buffer_type)
+
+    def _move_adapter(self, adapter):
+        """Copy what it has of GPU layers into the memory of these GPUs.  Errors: OutOfMemory."""
         for gpu in self.offload.gpus:
-            part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
+            adapter.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
 
     def _take_control(self, other):
         """Compute with the control vectors of another model of this kind."""
@@ -331,8 +345,8 @@ class Network:
         adapters = [b for a in self.weights.adapters for b in a.buffers]
         inputs = {id(b): b for step in self._steps.plans() for b in step.ctx.buffers}
         return [term_of("weights", [b._arena for b in self.weights.buffers], about=MAPPED),
-                *terms_of_buffers("weights", self.weights.moved), *terms_of_buffers("repacked weights",
-                                                                                    self.weights.repack_buffers),
+                *terms_of_buffers("weights", self.weights.moved),
+                *terms_of_buffers("repacked weights", self.weights.repack_buffers, MAPPED * self.weights.maps_layout),
                 *terms_of_buffers("adapters", adapters), *self._kept_terms(),
                 *terms_of_buffers("compute", self._compute_buffers()),
                 term_of("kernel work", work_memory(), about="of all models of the process"),

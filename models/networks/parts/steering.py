@@ -35,7 +35,7 @@ def set_lora(self, lora=()):
         try:
             for adapter in found:
                 if not _has(before, adapter):
-                    self._move_to_gpus(adapter)
+                    self._move_adapter(adapter)
             _use(self, found)
         except BaseException:
             if self.weights.adapters is not before:
