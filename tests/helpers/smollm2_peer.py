@@ -2,8 +2,8 @@
 
     python -m helpers.smollm2_peer TOOLS NAME FOLDER
 
-reads FOLDER/jobs.json: {"page": ids, "prompts": lists of ids, "files": paths}, and writes FOLDER/peer.npz: logits of the
-page by the first file, `texts`, `margins` by how much each token was likelier than the next, `nll` of each file.
+reads FOLDER/jobs.json: {"page": ids, "prompts": lists of ids, "files": paths}, and writes FOLDER/peer.npz: logits of
+the page by the first file, `texts`, `margins` by how much each token was likelier than the next, `nll` of each file.
 
 A process of its own, so that no two ggml libraries meet.
 """
