@@ -69,10 +69,11 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     n_batch; kv_type (F16, F32, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL; "Q8_0/Q4_0": of keys and of values); flash;
     n_seqs, texts at once (8); n_cells, cache rows of all of them together (n_ctx).  pooling: how `m.embed` makes one
     vector of a text's tokens, "mean", "cls" (the first), "last", or "rank" for `m.rerank`; None: as the file says.
-    repack: matrices in a layout that products read faster (ops/matmul/repack), for a slower load and memory that is not
-    shared with the file; None: encoders', and those of decoders that are large, where this processor is faster for it
-    and half of the free memory holds them (`ggjit info --tuning`).  reserve=False sets no memory aside for computing
-    yet.  Weights are mapped, not read, but for repacked ones and those on a GPU.
+    repack: matrices in a layout that products read faster (ops/matmul/repack), for a slower first load and memory that
+    is not shared with the file; large ones are kept on disk for the next load (models/files/kept_layout.py); None:
+    encoders', and those of decoders that are large, where this processor is faster for it and half of the free memory
+    holds them (`ggjit info --tuning`).  reserve=False sets no memory aside for computing yet.  Weights are mapped, not
+    read, but for those that are repacked now and those on a GPU.
     arena: the most bytes that computed results may take, such as "24M"; prompts of any length are read in pieces, by
     the cheapest plan that fits, with the same bits (docs/byte-budget.md).
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
