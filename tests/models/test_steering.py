@@ -12,7 +12,7 @@ from helpers.paths import TESTS
 from helpers.requirements import shared
 
 import ggjit as gg
-from ggjit.models import load_control_vector, load_model, make_control_vector, save_gguf
+from ggjit.models import edit_gguf, load_control_vector, load_gguf, load_model, make_control_vector, save_gguf
 from ggjit.models.files.adapter import new_adapter
 from ggjit.models.files.control_vector import ControlVector
 from ggjit.models.files.gguf import GGUFFile
@@ -113,6 +113,21 @@ def test_a_quantised_copy_has_what_was_set(files, m):
         got = q.logits(IDS)
         np.testing.assert_array_equal(got, other.logits(IDS))
         assert abs(got - m.logits(IDS)).max() < 0.1 < abs(got - logits(files[0])).max()
+
+
+def test_the_parts_of_a_model_are_looked_at(files, m, tmp_path):
+    """A state of a file fits the same in parts, and no other model in such parts."""
+    tensors, metadata = load_gguf(files[0])
+    values = {name: t.numpy() for name, t in tensors.items()}
+    changed = "blk.1.ffn_down.weight"
+    save_gguf(tmp_path / "other.gguf", values | {changed: 2 * values[changed]}, metadata)
+    found = []
+    for path, name in ((files[0], "a"), (tmp_path / "other.gguf", "b")):
+        parts = edit_gguf(path, tmp_path / f"{name}.gguf", max_nbytes=100_000, progress=False)["paths"]
+        with load_model(parts[0], n_threads=1) as model:
+            assert len(parts) > 1 and model.file.tensors[changed].part
+            found.append(fingerprint(model))
+    assert fingerprint(m) == found[0] != found[1]
 
 
 def test_a_state_is_of_the_vectors_it_was_made_with(m):
