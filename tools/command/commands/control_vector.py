@@ -9,8 +9,8 @@ from ggjit.tools.command.helpers import load
 from ggjit.train.checkpoint import require_folder
 
 EXAMPLES = (("ggjit control-vector m.gguf --positive-file happy.txt --negative-file sad.txt -o happy.gguf",
-             "a text a line, pair by pair"),
-            ('ggjit generate -m m.gguf --control-vector happy.gguf=2 -p "I am"', "then"))
+             "then: ggjit generate -m m.gguf --control-vector happy.gguf=2 -p TEXT"),
+            ("ggjit control-vector m.gguf --positive-file a.txt --negative-file b.txt --method mean", ""))
 
 
 def add_arguments(c):
