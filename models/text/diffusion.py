@@ -39,7 +39,7 @@ OFF = {**{name: OPTIONS[name].default for name in (
 OF_OTHERS = ("cache_prompt", "xtc_threshold", "dynatemp_exponent", "penalty_last_n", "dry_base", "dry_allowed_length",
              "dry_penalty_last_n", "dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "adaptive_decay")
 OF_DECODERS = ("grammar", "json_schema", "grammar_triggers", "cache_prompt", "context_shift", "n_keep", "logprobs",
-               "speculative", "images", *(name for name in OPTIONS if name not in SAMPLING))
+               "speculative", "images", "audio", *(name for name in OPTIONS if name not in SAMPLING))
 
 
 def shares(n_steps, eps):

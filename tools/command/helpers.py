@@ -46,9 +46,12 @@ def add_control(c):
 
 
 def add_vision(c):
-    c.add_file("-mm", "--mmproj", metavar="PATH", help="the model's vision part, for --image")
+    c.add_file("-mm", "--mmproj", metavar="PATH", help="the part of the model that sees or hears, for --image "
+               "and --audio")
     c.add_file("--image", action="append", default=[], metavar="PATH",
                help="a picture before the text, or at its mark <__media__>; may be given several times")
+    c.add_file("--audio", action="append", default=[], metavar="PATH",
+               help="a sound before the text, or at its mark behind the pictures'; may be given several times")
 
 
 def scaled(texts):

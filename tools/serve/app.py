@@ -142,9 +142,10 @@ class ModelServer:
         return body
 
     @property
-    def _sees(self):
-        """Does the model read pictures?"""
-        return getattr(self.service.model, "vision", None) is not None
+    def _senses(self):
+        """The parts of messages besides text that the model reads."""
+        model, names = self.service.model, {"vision": "image_url", "hearing": "input_audio"}
+        return [part for sense, part in names.items() if getattr(model, sense, None) is not None]
 
     # ------------------------------------------------------------ about the server
     async def health(self, request, body):
@@ -187,7 +188,8 @@ class ModelServer:
         return _json({"default_generation_settings": {"n_ctx": getattr(m, "n_ctx", None), "params": defaults},
                       "total_slots": getattr(m, "n_seqs", 1), "model_path": str(m.file.path), "model_alias": self.name,
                       "chat_template": m.file.metadata.get("tokenizer.chat_template", ""),
-                      "modalities": {"vision": self._sees, "audio": False}, "build_info": f"ggjit {__version__}"})
+                      "modalities": {"vision": "image_url" in self._senses, "audio": "input_audio" in self._senses},
+                      "build_info": f"ggjit {__version__}"})
 
     # ------------------------------------------------------------ tokens
     async def tokenize(self, request, body):
@@ -209,7 +211,7 @@ class ModelServer:
     async def _chat_prompt(self, body, tools):
         m = self.service.model
         template = str(self.template or m.file.metadata.get("tokenizer.chat_template", ""))
-        messages, knows = forms.messages_of(body, self._sees), "tools" in template
+        messages, knows = forms.messages_of(body, self._senses), "tools" in template
         if "developer" not in template:             # OpenAI's newer name of the system's role
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         variables = forms.field(body, "chat_template_kwargs", dict, {})

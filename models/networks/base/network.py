@@ -47,9 +47,9 @@ from ggjit.ops.core.printable import printable
 from ggjit.tensors.context import Context
 
 PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat", "decode", "description", "detokenize",
-          "embed", "encode", "encode_image", "explain", "file", "free", "generate", "graph", "hidden", "hidden_states",
-          "infill", "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch",
-          "quantize", "rerank", "reset", "save_state", "score", "set_control_vectors", "set_lora", "tokenize",
+          "embed", "encode", "encode_audio", "encode_image", "explain", "file", "free", "generate", "graph", "hidden",
+          "hidden_states", "infill", "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names",
+          "patch", "quantize", "rerank", "reset", "save_state", "score", "set_control_vectors", "set_lora", "tokenize",
           "tokenizer", "warm_up", "weights")
 MAX_KEPT_PLANS = 24
 
@@ -439,6 +439,9 @@ class Network:
 
     def encode_image(self, image):
         raise NotSupported(f"{self.file.arch} models read no pictures; load a decoder with its vision part")
+
+    def encode_audio(self, sound):
+        raise NotSupported(f"{self.file.arch} models hear nothing so; load a decoder with the part of it that hears")
 
     def quantize(self, type, keep=()):
         """The same model with its matrices in another type, in memory: to compare types without writing files.

@@ -25,10 +25,9 @@ from ggjit.models.networks.parts import context_shift, saved_state, steering
 from ggjit.models.networks.parts import decoder_graph as graphs
 from ggjit.models.networks.parts.guesses import NAME, STATES
 from ggjit.models.networks.parts.kv_cells import KVCells
-from ggjit.models.networks.parts.picture_tokens import PictureTokens
 from ggjit.models.networks.parts.pooling import RANK, Pooling
 from ggjit.models.networks.parts.predictor import predicting, predicts, show
-from ggjit.models.networks.pictures.vision import load_vision
+from ggjit.models.networks.pictures import senses
 from ggjit.models.networks.texts import batches, results, writing
 from ggjit.ops.core.errors import NotSupported, ParamError
 from ggjit.ops.core.host_memory import empty, oom_guard
@@ -56,10 +55,12 @@ class Decoder(Network):
     cache_owner = None                  # identity of the Generation whose text is in the cache
     N_SEQS = 8                          # texts at once, where n_seqs does not say
     SEES = True                         # may it have a vision part?
-    vision = pictures = None            # the Vision beside it, and the PictureTokens of what it saw
+    vision = hearing = None             # the Vision and the Hearing beside it
+    pictures = None                     # PictureTokens of what it saw and heard
     predictor = None                    # the Guesses that were asked for last
     control, _control_ctx = {}, None    # {layer: leaf that is added to what it gives on} and their context
     set_lora, set_control_vectors = steering.set_lora, steering.set_control_vectors
+    encode_image, encode_audio = senses.encode_image, senses.encode_audio
     _take_control, _begin_again = steering._take_control, steering.begin_again
 
     def __init__(self, file, options=None):
@@ -94,19 +95,16 @@ class Decoder(Network):
         self._load_weights()
         self.pooling = Pooling(hparams, Loader(self.weights, self.n_embd), "none", True, self.options.pooling)
         if self.options.vision is not None:
-            self._load_vision(self.options.vision)
+            senses.load(self, self.options.vision)
         graphs.make_cache(self)
         self.reset()
 
     def _load_weights(self):
         graphs.load_weights(self)
 
-    def _load_vision(self, path):
-        self.vision, self.pictures = load_vision(path, self), PictureTokens(self.n_vocab)
-        self.vision._code = self._code          # what it compiles counts there
-        if self.vision.sees_all and self.vision.n_side ** 2 // self.vision.n_merge ** 2 > self.n_batch:
-            raise ParamError(f"n_batch = {self.n_batch}: a picture of {self.vision.file.path} is read at once, and has "
-                             f"{self.vision.n_side ** 2 // self.vision.n_merge ** 2} vectors")
+    @property
+    def _senses(self):
+        return [sense for sense in (self.vision, self.hearing) if sense is not None]
 
     @property
     def _has_grid(self):
@@ -116,21 +114,6 @@ class Decoder(Network):
     @property
     def _end_of_ids(self):
         return self.n_vocab if self.pictures is None else self.pictures.end
-
-    def encode_image(self, image):
-        """float32 (n, n_embd): what the decoder reads of a picture, all its tiles; load_model(path, vision=mmproj).
-
-        image: a path, the bytes of a file, or an array uint8 (height, width, 3).  Of Qwen 3 VL: (n, n_embd (1 + k)),
-        since its first k layers add vectors, too.
-
-            m.encode_image("cat.jpg").shape
-
-        Errors: NotSupported without a vision part; BadFile, ParamError, ShapeError, TypeMismatch for what is no
-        picture.
-        """
-        if self.vision is None:
-            raise NotSupported(f"{self.file.path} sees nothing alone; load_model(path, vision=\"mmproj.gguf\")")
-        return np.concatenate(self.vision.encode(image))
 
     def _reserve(self):
         """Reserve memory for the largest graph, so that the arena never has to move."""
@@ -150,7 +133,7 @@ class Decoder(Network):
         return self.kv_buffer.buffers
 
     def _memory_terms(self):
-        terms = super()._memory_terms() + ([] if self.vision is None else self.vision.memory_terms())
+        terms = super()._memory_terms() + [term for sense in self._senses for term in sense.memory_terms()]
         return terms if self.predictor is None else [*terms, term_of("next token", self.predictor.memory)]
 
     def _kept_terms(self):
@@ -178,8 +161,8 @@ class Decoder(Network):
     def free(self):
         super().free()
         self.cache_owner = None
-        if self.vision is not None:
-            self.vision.free()
+        for sense in self._senses:
+            sense.free()
         if self.predictor is not None:
             self.predictor.free()
         if self._control_ctx is not None:

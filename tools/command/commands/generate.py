@@ -76,7 +76,8 @@ def run(args):
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, **rope_args(args))
         pieces = m.generate(args.prompt, args.n_predict, stop=args.stop, ignore_eos=args.ignore_eos,
                             context_shift=args.context_shift, n_keep=args.n_keep, logprobs=args.logprobs,
-                            speculative=_speculative(args), images=args.image, **diffusion(args), **sampling(args))
+                            speculative=_speculative(args), images=args.image, audio=args.audio, **diffusion(args),
+                            **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
         total = args.n_predict if args.n_predict > 0 else None
