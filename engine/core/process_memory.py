@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import dataclasses
 import mmap
-import os
 import sys
 
 import numpy as np
@@ -78,8 +77,8 @@ def resident(array):
     try:
         with open(PAGEMAP, "rb", buffering=0) as f:
             while at < end:
-                raw = os.pread(f.fileno(), min(end - at, CHUNK) * ENTRY_NBYTES, at * ENTRY_NBYTES)
-                entries = np.frombuffer(raw, np.uint64)
+                f.seek(at * ENTRY_NBYTES)
+                entries = np.frombuffer(f.read(min(end - at, CHUNK) * ENTRY_NBYTES), np.uint64)
                 if not len(entries):
                     return None
                 present = entries >= PRESENT

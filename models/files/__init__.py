@@ -2,7 +2,7 @@
 
     gguf.py             the GGUF format: metadata and where each tensor lies
     weights.py          a network's weights over the mapped file, repacked or moved to another device; own_weights.py:
-                        those a worker has itself
+                        those a worker has itself; kept_layout.py: repacked ones on disk, for the next load
     adapter.py          LoRA adapters; control_vector.py: control vectors
     load_tensors.py     GGUF and safetensors as plain tensors; save.py writes both
     rewrite.py          files made from others: quantised (mixtures.py: which types), edited, split, joined

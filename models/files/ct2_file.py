@@ -22,7 +22,7 @@ DTYPES = {0: np.dtype("<f4"), 1: np.dtype("<i1"), 2: np.dtype("<i2"), 3: np.dtyp
 
 def read_ct2(path):
     """(spec, {name: array}) of a model.bin, aliases included.  Errors: BadFile."""
-    return Ct2Cursor(map_file(path), path).read()
+    return Ct2Cursor(map_file(path)[0], path).read()
 
 
 class Ct2Cursor:

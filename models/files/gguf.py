@@ -222,13 +222,15 @@ class _Cursor:
 
 
 def map_file(path):
-    """_map_private of what can be a model file.  Errors: BadFile."""
+    """(_map_private of what can be a model file, its os.stat_result before that).  Errors: BadFile."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise BadFile(f"{path}: not a regular file; give the path of a .gguf file")
         if os.path.getsize(path) < 24:
             raise BadFile(f"{path}: {os.path.getsize(path)} bytes, a GGUF header has at least 24; fetch it again")
-        return _map_private(path)
+        with open(path, "rb") as f:
+            found = os.fstat(f.fileno())        # before anything is read
+            return _mapped(f), found
     except OSError as e:
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
     except ValueError as e:             # a null byte or a lone surrogate
@@ -242,10 +244,14 @@ def _map_private(path):
     written.  Windows has no such word, and charges a copy-on-write mapping of 5 GB with 5 GB of its page file.
     """
     with open(path, "rb") as f:
-        if hasattr(mmap, "MAP_PRIVATE"):
-            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-            return np.frombuffer(mmap.mmap(f.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
-        return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        return _mapped(f)
+
+
+def _mapped(f):
+    if hasattr(mmap, "MAP_PRIVATE"):
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+        return np.frombuffer(mmap.mmap(f.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
+    return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def part_path(name, i, n):
@@ -289,14 +295,19 @@ class GGUFFile:
 
     Of a model in several files, the path is that of the first; `.parts` has all of them, this one first.
 
+    `.state`: the os.stat_result of the file when it was mapped, None of bytes in memory.
+
     Raises BadFile (what, where, remedy) for anything a loader could not use safely; a file that came through here has
     every tensor inside it, aligned, whole in blocks and apart from the others.  The pages are shared with every process
     that maps the file; shortening the file while it is mapped kills readers (SIGBUS), as with any mapped file.
     """
 
+    state = None
+
     def __init__(self, path):
         path = os.fspath(path)
-        self._load(map_file(path), path)
+        data, self.state = map_file(path)
+        self._load(data, path)
         if self.metadata.get(SPLIT_COUNT, 1) != 1:
             self._join()
 
@@ -336,7 +347,8 @@ class GGUFFile:
         tensors = dict(self.tensors)
         for i, path in enumerate(paths[1:], 1):
             part = GGUFFile.__new__(GGUFFile)
-            part._load(map_file(path), path)
+            data, part.state = map_file(path)
+            part._load(data, path)
             found = tuple(part.metadata.get(key) for key in (SPLIT_NO, SPLIT_COUNT))
             if found != (i, n):
                 raise BadFile(f"{path}: its {SPLIT_NO} and {SPLIT_COUNT} are {found[0]} and {found[1]}, expected {i} "

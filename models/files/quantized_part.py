@@ -23,6 +23,8 @@ ALIGNMENT = 64                  # bytes, of each tensor
 class MemoryPart:
     """A part of a model file that is in no file: `.path` names what it was made from."""
 
+    state = None
+
     def __init__(self, path, nbytes):
         self.path = path
         with oom_guard("quantize: weights", nbytes):

@@ -82,7 +82,8 @@ class WhisperFile(GGUFFile):
 
     def __init__(self, path):
         path = os.fspath(path)
-        self._load(map_file(path), path)
+        data, self.state = map_file(path)
+        self._load(data, path)
 
     def _load(self, data, source):
         self.path, self._data, self.parts, self.read_keys = source, data, (self,), set()

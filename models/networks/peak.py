@@ -43,7 +43,7 @@ def _unknown(name):
 class ShapeFile:
     """A llama as a GGUFFile would present it, made of shapes; its tensors have types and sizes but no bytes."""
 
-    arch = "llama"
+    arch, state = "llama", None
 
     def __init__(self, name, weight_type="q4_0"):
         if name not in SHAPES:

@@ -9,6 +9,7 @@ random.
 
     lookup          what followed where the text had its last ORDER tokens before (Saxena 2023, prompt lookup)
     mtp             a layer of the model's own that was trained to guess (networks/parts/predictor.py)
+    a Drafter       a network that was trained on the model's own values (networks/texts/drafter.py)
     a draft model   a smaller model of the same vocabulary, its likeliest tokens (Leviathan et al. 2023)
 
 A batch of several tokens takes longer than one token.  `Speculation` keeps the account, in seconds of plain tokens, and
@@ -77,6 +78,8 @@ def guesser_of(model, speculative):
         return Lookup()
     if speculative == "mtp":
         return model.predicting()
+    if hasattr(speculative, "guesses_for"):
+        return speculative.guesses_for(model)
     if not hasattr(speculative, "keep_prefix"):
         raise TypeMismatch(f"speculative takes \"lookup\", \"mtp\", a loaded draft model, or None, got "
                            f"{type(speculative).__name__}")

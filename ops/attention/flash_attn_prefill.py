@@ -24,7 +24,8 @@ from ggjit.ops.native.node import SRC0, SRC1, SRC2, SRC3, fail, nb, ne, work
 from ggjit.ops.native.row_loops import SINGLE, over_chunks
 from ggjit.ops.native.simd import B, W, f32, splat, stf, zerof
 
-R = -(-64 // MR) * MR           # query rows of one unit of work
+ROWS = -(-64 // MR) * MR        # query rows R of a unit of work, or twice as many: keys are unpacked once for them
+N_UNITS = 32                    # units of twice as many rows are taken where there are so many to share out
 PANEL = NV * W                  # keys of a panel of the transposed block
 
 
@@ -33,15 +34,16 @@ class PrefillScratch(Scratch):
 
     def __init__(self, variant):
         super().__init__()
-        self.rows = SoftmaxRows(self, R)
+        self.n_rows = 2 * ROWS if variant.d + variant.dv <= 256 else ROWS       # all of it stays in the L2 cache
+        self.rows = SoftmaxRows(self, self.n_rows)
         self.q_stride, self.acc_stride = 4 * padded(variant.d), 4 * padded(variant.dv)
         self.k_stride = 4 * -(-variant.d // W) * W
-        self.q = self.area(R * self.q_stride)
-        self.acc = self.area(R * self.acc_stride)
+        self.q = self.area(self.n_rows * self.q_stride)
+        self.acc = self.area(self.n_rows * self.acc_stride)
         self.k = self.area(BK * self.k_stride)              # the block's rows as float32
         self.kt = self.area(BK * variant.d * 4)             # panels of PANEL keys, transposed
         self.v = self.area(BK * self.acc_stride)
-        self.last = self.area(8 * (R // MR))                # per tile of rows: keys up to the last visible one
+        self.last = self.area(8 * (self.n_rows // MR))      # per tile of rows: keys up to the last visible one
 
 
 def work_nbytes(variant, n_threads):
@@ -107,12 +109,13 @@ def _make_products(variant, layout):
 
 
 def _make_attend(variant, layout, paged):
-    """attend(wk, k, ks, v, vs, n_kv, n, cap, pages): n <= R rows against all keys; pages: see flash_attn_decode."""
+    """attend(wk, k, ks, v, vs, n_kv, n, cap, pages): n rows against all keys; pages: see flash_attn_decode."""
     rows = layout.rows
     start, see, softmax = make_row_stages(rows)
     pack = _make_pack(variant, layout)
     scores, output = _make_products(variant, layout)
-    bits_, last_, acc_, c_, acc_nbytes = rows.bits, layout.last, layout.acc, rows.c, R * layout.acc_stride
+    n_rows, bits_, last_, acc_, c_, acc_nbytes = (
+        layout.n_rows, rows.bits, layout.last, layout.acc, rows.c, layout.n_rows * layout.acc_stride)
 
     @inline
     def find_last(wk, n, n_tiles):
@@ -143,7 +146,7 @@ def _make_attend(variant, layout, paged):
                 output(wk, n_tiles, first, length)
                 first, length = next_run(bits, first + length)
                 if length > 0:
-                    for i in range(0, 4 * R, B):
+                    for i in range(0, 4 * n_rows, B):
                         stf(wk + c_ + i, splat(f32(1.0)))
     return attend
 
@@ -155,13 +158,18 @@ def make(variant, paged=False):
     begin = fr.make_begin(variant, rows, layout.q, layout.q_stride)
     attend = _make_attend(variant, layout, paged)
     finish = fr.make_finish(variant)
-    m_, l_, acc_, acc_stride, scratch_nbytes = rows.m, rows.l, layout.acc, layout.acc_stride, layout.nbytes
+    m_, l_, acc_, acc_stride = rows.m, rows.l, layout.acc, layout.acc_stride
+    n_rows, scratch_nbytes = layout.n_rows, layout.nbytes
+
+    @inline
+    def set_rows(q):
+        return n_rows if ne(q, 1) * ne(q, 2) * ne(q, 3) >= N_UNITS * n_rows else ROWS
 
     @inline
     def count(node):
         q = node + SRC0
-        per_group = fr.heads_per_group(q, node + SRC1, node + SRC2) * ne(q, 1)
-        return (per_group + R - 1) // R * (ne(q, 2) * ne(q, 1) // per_group) * ne(q, 3)
+        per_group, size = fr.heads_per_group(q, node + SRC1, node + SRC2) * ne(q, 1), set_rows(q)
+        return (per_group + size - 1) // size * (ne(q, 2) * ne(q, 1) // per_group) * ne(q, 3)
 
     @inline
     def items(node, ith, start, stop):
@@ -173,12 +181,13 @@ def make(variant, paged=False):
             if bad >= 0:
                 return fail(node, BAD_INDEX, bad)
             n_kv, pages = ne(node + SRC3, 0), fr.page_table(node, 0)
-        n_sets = (per_group + R - 1) // R
+        size = set_rows(q)
+        n_sets = (per_group + size - 1) // size
         wk = work(node) + ith * scratch_nbytes
         for item in range(start, stop):
             head0, i3 = fr.first_head(q, item // n_sets, rep)
-            r0 = (n_sets - 1 - item % n_sets) * R           # under a causal mask the last rows are the longest
-            n = min(R, per_group - r0)
+            r0 = (n_sets - 1 - item % n_sets) * size        # under a causal mask the last rows are the longest
+            n = min(size, per_group - r0)
             begin(node, wk, head0, i3, rep, r0, n)
             ka, va = fr.kv_addr(node, head0, i3)
             attend(wk, ka, nb(k, 1), va, nb(v, 1), n_kv, n, fr.score_scale(node)[1], pages)

@@ -18,7 +18,8 @@ from ggjit.ops.attention.flash_attn_tiles import BK, ROW_NBYTES
 from ggjit.ops.core.types import F16
 from ggjit.ops.native import simd
 from ggjit.ops.native.jit import inline
-from ggjit.ops.native.mathfun import exp1, vexp_neg, vtanh
+from ggjit.ops.native.lanes import folds_ir
+from ggjit.ops.native.mathfun import exp1, exp_neg1, vexp_neg, vtanh
 from ggjit.ops.native.mem import IR_I64, call_intrinsic, ld_f32, ld_i64, st_f32, st_i64
 from ggjit.ops.native.simd import B, W
 from ggjit.ops.types.shared.rows import ROW
@@ -140,8 +141,10 @@ class SoftmaxRows:
 
     def __init__(self, scratch, n):
         self.n = -(-n // 16) * 16
-        self.m, self.l, self.c, self.new, self.slope = (scratch.area(4 * self.n) for _ in range(5))
+        self.n_folded = min(n, W)                           # rows whose lanes are folded at once
+        self.m, self.l, self.c, self.slope = (scratch.area(4 * self.n) for _ in range(4))
         self.mask, self.block, self.bits = (scratch.area(8 * self.n) for _ in range(3))
+        self.lanes = scratch.area(self.n * B)               # a vector a row: its maxima, then its sums
         self.values = scratch.area(n * ROW_NBYTES)          # masks of the current block as float32
         self.scores = scratch.area(n * ROW_NBYTES)
 
@@ -150,9 +153,13 @@ class SoftmaxRows:
 
 
 @inline
-def _row_max(s, block, slope, cap, nv, m):
-    """Capped and masked scores in place; the largest of them and m."""
-    top = simd.splat(m)
+def _largest(s, block, slope, cap, nv):
+    """Capped and masked scores in place; per lane the largest of them (a NaN is passed over)."""
+    top = simd.splat(NEG_INF)
+    if block == 0 and cap == simd.f32(0.0):
+        for i in range(0, nv * B, B):
+            top = simd.vmax(simd.ldf(s + i), top)
+        return top
     k = simd.splat(slope)
     for i in range(0, nv * B, B):
         x = simd.ldf(s + i)
@@ -162,27 +169,42 @@ def _row_max(s, block, slope, cap, nv, m):
             x = masked(x, k, simd.ldf(block + i))
         simd.stf(s + i, x)
         top = simd.vmax(x, top)
-    return simd.hmax(top)
+    return top
 
 
 @inline
-def _row_exp(s, m, nv):
-    """exp(score - m) in place; their sum."""
+def _exps(s, m, nv):
+    """exp(score - m) in place; their sums per lane."""
     t = simd.splat(m)
     a = simd.zerof()
     for i in range(0, nv * B, B):
         e = vexp_neg(simd.fsub(simd.ldf(s + i), t))
         simd.stf(s + i, e)
         a = simd.fadd(a, e)
-    return simd.hsum(a)
+    return a
 
 
 @inline
-def _any_nan(s, nv):
-    bits = 0
+def _nothing(s, bits, nv):
+    """Weights of a row that sees no key, or only keys whose scores are NaN, which a maximum does not show."""
+    found = 0
     for i in range(0, nv * B, B):
-        bits |= nans(simd.ldf(s + i))
-    return bits != 0
+        found |= nans(simd.ldf(s + i))
+        simd.stf(s + i, simd.zerof())
+    return simd.splat(NAN if bits != 0 and found != 0 else simd.f32(0.0))
+
+
+def _make_fold(n, op):
+    """fold(addr): lane i is op over the lanes of vector i, for the n <= W vectors at addr."""
+    @intrinsic
+    def fold(typingctx, addr):
+        def codegen(context, b, sig, args):
+            v = simd.vec_ir("f32", W)
+            folded, = folds_ir(b, [simd.load_ir(b, simd.offset_ir(b, args[0], B * i), v) for i in range(n)],
+                               functools.partial(op, b))
+            return simd.shuffle_ir(b, folded, folded, [min(i, n - 1) for i in range(W)])
+        return simd.V("f32", W)(addr), codegen
+    return fold
 
 
 def make_row_stages(rows):
@@ -191,13 +213,16 @@ def make_row_stages(rows):
 
 
 @functools.cache
-def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values_, scores_):
+def _row_stages(capacity, n_folded, m_, l_, c_, slope_, mask_, block_, bits_, lanes_, values_, scores_):
+    fold_max, fold_sum = _make_fold(n_folded, simd.max_ir), _make_fold(n_folded, lambda b, x, y: b.fadd(x, y))
+
     @inline
     def start(wk):
         for r in range(0, 4 * capacity, B):
             simd.stf(wk + m_ + r, simd.splat(NEG_INF))
-            simd.stf(wk + new_ + r, simd.splat(NEG_INF))
             simd.stf(wk + l_ + r, simd.zerof())
+        for r in range(0, capacity * B, B):
+            simd.stf(wk + lanes_ + r, simd.splat(NEG_INF))
 
     @inline
     def see(wk, n, j0, nj):
@@ -223,26 +248,37 @@ def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values
         """Scores of the block -> weights exp(score - m), in place; updates m, l and the factor c of what is older."""
         nv = (nj + W - 1) // W
         for r in range(n):
+            top = simd.splat(NEG_INF)
             if ld_i64(wk + bits_ + 8 * r) != 0:
-                m = _row_max(wk + scores_ + r * ROW_NBYTES, ld_i64(wk + block_ + 8 * r), ld_f32(wk + slope_ + 4 * r),
-                             cap, nv, ld_f32(wk + m_ + 4 * r))
-                st_f32(wk + new_ + 4 * r, m)
-        for i in range(0, 4 * n, B):
-            new = simd.ldf(wk + new_ + i)
-            simd.stf(wk + c_ + i, vexp_neg(simd.fsub(simd.ldf(wk + m_ + i), finite_or_0(new))))
-            simd.stf(wk + m_ + i, new)
+                top = _largest(wk + scores_ + r * ROW_NBYTES, ld_i64(wk + block_ + 8 * r),
+                               ld_f32(wk + slope_ + 4 * r), cap, nv)
+            simd.stf(wk + lanes_ + r * B, top)
+        for r in range(0, n, n_folded):
+            old = simd.ldf(wk + m_ + 4 * r)
+            new = simd.vmax(fold_max(wk + lanes_ + r * B), old)
+            simd.stf(wk + c_ + 4 * r, vexp_neg(simd.fsub(old, finite_or_0(new))))
+            simd.stf(wk + m_ + 4 * r, new)
         for r in range(n):
-            s = wk + scores_ + r * ROW_NBYTES
-            m, c = ld_f32(wk + new_ + 4 * r), ld_f32(wk + c_ + 4 * r)
-            if ld_i64(wk + bits_ + 8 * r) == 0 or m == NEG_INF:         # the row sees nothing here
-                # or it sees only NaN, which a maximum does not show
-                if ld_i64(wk + bits_ + 8 * r) != 0 and _any_nan(s, nv):
-                    st_f32(wk + l_ + 4 * r, NAN)
-                for i in range(0, nv * B, B):
-                    simd.stf(s + i, simd.zerof())
-            else:
-                st_f32(wk + l_ + 4 * r, ld_f32(wk + l_ + 4 * r) * c + _row_exp(s, m, nv))
-    return start, see, softmax
+            s, m, bits = wk + scores_ + r * ROW_NBYTES, ld_f32(wk + m_ + 4 * r), ld_i64(wk + bits_ + 8 * r)
+            sums = _nothing(s, bits, nv) if bits == 0 or m == NEG_INF else _exps(s, m, nv)
+            simd.stf(wk + lanes_ + r * B, sums)
+        for r in range(0, n, n_folded):
+            older = simd.fmul(simd.ldf(wk + l_ + 4 * r), simd.ldf(wk + c_ + 4 * r))
+            simd.stf(wk + l_ + 4 * r, simd.fadd(older, fold_sum(wk + lanes_ + r * B)))
+
+    @inline
+    def softmax_of_one(wk, n, nj, cap):
+        """The same for a single row, whose state needs no vectors."""
+        nv, s, bits, m = (nj + W - 1) // W, wk + scores_, ld_i64(wk + bits_), ld_f32(wk + m_)
+        old = m
+        if bits != 0:
+            m = max(m, simd.hmax(_largest(s, ld_i64(wk + block_), ld_f32(wk + slope_), cap, nv)))
+        c = exp_neg1(old - m) if m != NEG_INF else simd.f32(0.0)
+        sums = _nothing(s, bits, nv) if bits == 0 or m == NEG_INF else _exps(s, m, nv)
+        st_f32(wk + m_, m)
+        st_f32(wk + c_, c)
+        st_f32(wk + l_, ld_f32(wk + l_) * c + simd.hsum(sums))
+    return start, see, softmax if n_folded > 1 else softmax_of_one
 
 
 @inline

@@ -149,8 +149,15 @@ def concat_ir(b, x, y):
 def hsums_ir(b, vs):
     """Lane sums of many float vectors, all at once -> vectors of sums, in the order of `vs`.
 
-    Each stage halves what is left of a sum and joins two vectors; the additions of one sum are those of hsum_ir, in the
-    same order, whatever its neighbours are.  16 sums of 16 lanes: 45 instructions instead of 100.
+    The additions of one sum are those of hsum_ir, in the same order, whatever its neighbours are.
+    """
+    return folds_ir(b, vs, b.fadd)
+
+
+def folds_ir(b, vs, op):
+    """fold_ir of many vectors, all at once -> vectors of results, in the order of `vs`.
+
+    Each stage halves what is left of a vector and joins two.  16 sums of 16 lanes: 45 instructions instead of 100.
 
         x x x x x x x x     +     y y y y y y y y     ->     x x x x y y y y     ->     x x y y z z w w   ...
     """
@@ -162,13 +169,13 @@ def hsums_ir(b, vs):
         group += group[-1:] * (want - len(group))
         for _ in range((lanes // want).bit_length() - 1):           # fewer sums than lanes: fold first
             n = group[0].type.count // 2
-            group = [b.fadd(shuffle_ir(b, v, v, range(n)), shuffle_ir(b, v, v, range(n, 2 * n))) for v in group]
+            group = [op(shuffle_ir(b, v, v, range(n)), shuffle_ir(b, v, v, range(n, 2 * n))) for v in group]
         order = _butterfly_order(want)
         group = [group[order.index(k)] for k in range(want)]
         left = want
         while len(group) > 1:
             low, high = _halves(want, left)
-            group = [b.fadd(shuffle_ir(b, x, y, low), shuffle_ir(b, x, y, high))
+            group = [op(shuffle_ir(b, x, y, low), shuffle_ir(b, x, y, high))
                      for x, y in zip(group[::2], group[1::2], strict=True)]
             left //= 2
         out.append(group[0])

@@ -103,6 +103,11 @@ def hsum_ir(b, v):
     return b.extract_element(v, ir.Constant(IR_I32, 0))
 
 
+def max_ir(b, x, y):
+    """The larger lanes; y where x is NaN."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
 def opaque_ir(b, value):
     """An identity LLVM cannot see through (an empty asm): keeps it from merging overlapping loads or unrolling."""
     return b.asm(ir.FunctionType(value.type, [value.type]), "", "=r,0", [value], False)
@@ -267,7 +272,7 @@ fmul = make_ir(_same, lambda b, x, y: b.fmul(x, y))
 fdiv = make_ir(_same, lambda b, x, y: b.fdiv(x, y))
 fneg = make_ir(_same, lambda b, x: b.fneg(x))
 fma = make_ir(_same, fma_ir)                                        # x * y + z, one rounding
-vmax = make_ir(_same, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))     # y where x is NaN
+vmax = make_ir(_same, max_ir)
 vmin = make_ir(_same, lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
 vsqrt = make_ir(_same, lambda b, x: call_intrinsic(b, f"llvm.sqrt.{suffix(x)}", x.type, [x]))
 iadd = make_ir(_same, lambda b, x, y: b.add(x, y))
@@ -285,8 +290,7 @@ def _hmax_ir(b, v):
     n = v.type.count
     while n > 1:
         n //= 2
-        lo, hi = shuffle_ir(b, v, v, range(n)), shuffle_ir(b, v, v, range(n, 2 * n))
-        v = b.select(b.fcmp_ordered(">", lo, hi), lo, hi)
+        v = max_ir(b, shuffle_ir(b, v, v, range(n)), shuffle_ir(b, v, v, range(n, 2 * n)))
     return b.extract_element(v, ir.Constant(IR_I32, 0))
 
 

@@ -85,6 +85,7 @@ from helpers import windows
 windows.become()
 import ggjit as gg
 from ggjit.core.config import default_threads
+from ggjit.core.process_memory import process_memory, resident
 from ggjit.ops.core.whole_file import whole_files, write_whole
 from ggjit.ops.native import waiting
 assert waiting.WAY == "WaitOnAddress" and default_threads() == 8, (waiting.WAY, default_threads())
@@ -101,6 +102,8 @@ with whole_files([folder / "a", folder / "b"]) as files:
     for f in files:
         f.write(b"after")
 assert sorted(p.read_bytes() for p in folder.iterdir() if p.is_file()) == [b"after"] * 2
+assert resident(x) in (None, (x.nbytes, 0)) or sum(resident(x)) >= x.nbytes
+process_memory()
 from ggjit.tools.command.main import main
 sys.exit(main(["info"]))
 """

@@ -33,7 +33,8 @@ COMMANDS = {
     "info": "version, processor, devices, and which types and ops each device supports; one op; or what is in a GGUF",
     "warm-up": "compile the kernels a model needs into the cache, and measure once which tiles make its tokens fastest "
                "on this machine",
-    "cache": "export compiled kernels into one file, or import them: nothing is compiled on the next machine",
+    "cache": "list what is kept for the next time; export compiled kernels into one file, or import them: nothing is "
+             "compiled on the next machine",
     "worker": "lend this machine to others: gg.cluster.connect there makes it a device",
     "completion": "print the script that completes commands and options in a shell",
 }

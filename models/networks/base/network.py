@@ -127,8 +127,7 @@ class Network:
                 refuse_unused(file, self.weights.used, self.CAUSAL)
             self._repack(repack)
             for gpu in self.offload.gpus:
-                for part in (self.weights, *self.weights.adapters):
-                    part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
+                self._move(gpu, repack)
             if options.arena is not None:
                 self._keep_within(ComputeArena(self, options.arena))
             if options.reserve:
@@ -146,13 +145,25 @@ class Network:
         adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
         filled = [b for b in (*self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers())
                   if b._arena is not None]
-        self._code.known(term_of("filled", [b._arena for b in filled]).anonymous, getattr(self.file, "data_offs", 0))
+        known = term_of("filled", [b._arena for b in filled])
+        self._code.known(known.anonymous, known.file + getattr(self.file, "data_offs", 0))
 
     def _repack(self, asked, move=True):
         """move=False: the repacked weights get places but no values, in a process that only plans."""
         here = [t for t in self._matrices() if not self.offload.has(t.name)]
         chosen = repacked(here, asked, self.REPACKS, self.backend.device)
         self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
+
+    def _move(self, gpu, asked):
+        """Move what `gpu` has; matrices into its repacked memory, where it has such and they shall lie there."""
+        there = [t for t in self._matrices() if self.offload.backend_of(t.name) is gpu]
+        buft = next((b for b in gpu.device.extra_buffer_types() if b.name.endswith("_REPACK")), None)
+        chosen = repacked(there, asked, self.REPACKS, gpu.device) if buft is not None else ()
+        names = {t.name for t in chosen if buft.takes(t)}
+        if names:
+            self.weights.move(names.__contains__, buft)
+        for part in (self.weights, *self.weights.adapters):
+            part.move(lambda name: self.offload.backend_of(name) is gpu and name not in names, gpu.default_buffer_type)
 
     def _load(self):
         """Read hyperparameters, check every weight, allocate what lives as long as the network."""
@@ -332,8 +343,8 @@ class Network:
         adapters = [b for a in self.weights.adapters for b in a.buffers]
         inputs = {id(b): b for step in self._steps.plans() for b in step.ctx.buffers}
         return [term_of("weights", [b._arena for b in self.weights.buffers], about=MAPPED),
-                *terms_of_buffers("weights", self.weights.moved), *terms_of_buffers("repacked weights",
-                                                                                    self.weights.repack_buffers),
+                *terms_of_buffers("weights", self.weights.moved),
+                *terms_of_buffers("repacked weights", self.weights.repack_buffers, MAPPED * self.weights.maps_layout),
                 *terms_of_buffers("adapters", adapters), *self._kept_terms(),
                 *terms_of_buffers("compute", self._compute_buffers()),
                 term_of("kernel work", work_memory(), about="of all models of the process"),

@@ -21,10 +21,11 @@ from ggjit.models.networks.base.memory import MemoryTerm, expected_in, terms_of_
 from ggjit.models.networks.base.network import Network
 from ggjit.models.networks.parts import context_shift, saved_state, steering
 from ggjit.models.networks.parts import decoder_graph as graphs
-from ggjit.models.networks.parts import predictor as guesses
+from ggjit.models.networks.parts.guesses import NAME
 from ggjit.models.networks.parts.kv_cells import KVCells
 from ggjit.models.networks.parts.picture_tokens import PictureTokens
 from ggjit.models.networks.parts.pooling import RANK, Pooling
+from ggjit.models.networks.parts.predictor import predicting, predicts, show
 from ggjit.models.networks.pictures.vision import load_vision
 from ggjit.models.networks.texts import batches, results, writing
 from ggjit.ops.core.errors import NotSupported, ParamError
@@ -54,7 +55,7 @@ class Decoder(Network):
     N_SEQS = 8                          # texts at once, where n_seqs does not say
     SEES = True                         # may it have a vision part?
     vision = pictures = None            # the Vision beside it, and the PictureTokens of what it saw
-    predictor = None                    # guesses by a layer of its own, once they were asked for
+    predictor = None                    # the Guesses that were asked for last
     control, _control_ctx = {}, None    # {layer: leaf that is added to what it gives on} and their context
     set_lora, set_control_vectors = steering.set_lora, steering.set_control_vectors
 
@@ -143,7 +144,7 @@ class Decoder(Network):
         return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
 
     def _kept_buffers(self):
-        return [*self.kv_buffer.buffers, *(self.predictor.buffer.buffers if self.predictor else ())]
+        return [*self.kv_buffer.buffers, *(self.predictor.buffers if self.predictor else ())]
 
     def _memory_terms(self):
         return super()._memory_terms() + ([] if self.vision is None else self.vision.memory_terms())
@@ -185,7 +186,7 @@ class Decoder(Network):
     def _build(self, ctx, shape):
         if shape[0] == context_shift.NAME:
             return context_shift.rotation_graph(self, ctx, shape[1:])
-        if shape[0] == guesses.NAME:
+        if shape[0] == NAME:
             return self.predictor.build(ctx, shape[1:])
         n_tokens, n_kv, n_out, hidden, n_seqs, n_tables, pictures = (*shape, *(False, 1, 0, False)[len(shape) - 3:])
         n_tables = max(n_tables, 0)
@@ -199,14 +200,14 @@ class Decoder(Network):
         if hidden == RANK:
             return inputs, self.pooling.scores(g, x), *g.states
         if hidden == batches.STATES:
-            return inputs, graphs.logits(self, x), graphs.states(self, g, x, leaf.get("out_rows")), *g.states
+            return inputs, graphs.logits(self, x), self.predictor.read(g, x, leaf.get("out_rows")), *g.states
         return inputs, (x if hidden else graphs.logits(self, x)), *g.states
 
     def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures):
         return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
 
     def _made(self, shape):
-        if len(shape) < 6 or shape[0] in (context_shift.NAME, guesses.NAME) or shape[5] in (0, 1):
+        if len(shape) < 6 or shape[0] in (context_shift.NAME, NAME) or shape[5] in (0, 1):
             return super()._made(shape)
         with columns_apart():           # each text gets the bits that it gets alone
             return super()._made(shape)
@@ -223,7 +224,7 @@ class Decoder(Network):
     # ------------------------------------------------------------ a batch
     _shape, _n_tables, _fill = batches.shape, batches.n_tables, batches.fill
     _batches, _padded = batches.batches, batches.padded
-    _predicts, _show, predicting = guesses.predicts, guesses.show, guesses.predicting
+    _predicts, _show, predicting = predicts, show, predicting
 
     def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False, out=None):
         """Logits or hidden states of a batch, as a new array or in `out`."""

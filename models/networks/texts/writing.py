@@ -24,9 +24,10 @@ def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, im
     sampling and grammars, and the k likeliest tokens there; stats["logprobs"] holds them for JSON.
     `.text`: the whole text, `.tokens`: its tokens (models/text/generation.py); in a notebook cell both are shown.
     speculative: "lookup" (the text itself), "mtp" (a layer of the model's own that was trained to guess, where the
-    file has one) or a smaller Decoder of the same vocabulary guess what follows; several tokens are computed at once,
-    and those that are right are kept: the text is the same, faster where guesses come true; where they do not pay, they
-    end.  stats["drafted_tokens"], stats["accepted_tokens"] count them.
+    file has one), a smaller Decoder of the same vocabulary or a Drafter (EAGLE-3, DFlash, Gemma 4's assistant) guess
+    what follows; several tokens are computed at once, and those that are right are kept: the text is the same, faster
+    where guesses come true; where they do not pay, they end.  stats["drafted_tokens"] and stats["accepted_tokens"]
+    count them.
     cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
     the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
     A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.

@@ -51,7 +51,7 @@ def add_arguments(c):
                    help="with --context-shift: the first N tokens stay (0)")
     c.add_file("--speculative", metavar="lookup|mtp|PATH",
                help="guess what follows from the text itself, by a layer that the model has for it, or by a smaller "
-                    "model of the same vocabulary")
+                    "model of the same vocabulary or one that reads its layers (EAGLE-3, DFlash)")
     add_diffusion(c)
     add_kv_type(c)
     add_n_ctx(c, "context size (the model's own)")
