@@ -30,7 +30,7 @@ def trace_of_profile(content):
             if not isinstance(args, dict) or isinstance(event.get("ts"), bool) or \
                     not isinstance(event.get("ts"), int | float):
                 raise BadFile(f"event {i}: a memory event has a time, ts, and args")
-            device = args.get("Device Type"), args.get("Device Id")
+            device = tuple(x if isinstance(x, int) else str(x) for x in map(args.get, ("Device Type", "Device Id")))
             devices.setdefault(device, []).append((event["ts"], i, args))
     if not devices:
         raise BadFile("the trace has no memory events; torch.profiler.profile(profile_memory=True) writes them")

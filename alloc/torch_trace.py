@@ -40,7 +40,7 @@ def read_torch_trace(path, device=0):
 def _of_device(snapshot, device):
     traces = snapshot.get("device_traces") if isinstance(snapshot, dict) else None
     if not isinstance(traces, list) or not all(isinstance(t, list) for t in traces):
-        raise BadFile(f"no snapshot of PyTorch's allocator, device_traces is missing, and no trace of its profiler, "
+        raise BadFile("no snapshot of PyTorch's allocator, device_traces is missing, and no trace of its profiler, "
                       "traceEvents is missing")
     if not 0 <= device < len(traces):
         raise ParamError(f"no device {device}, it has traces of {len(traces)}")

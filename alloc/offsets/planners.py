@@ -53,8 +53,8 @@ FITS, DOES_NOT_FIT, NOT_FOUND = "fits", "does not fit", "not found in time"
 class SearchOptions:
     """How long `plan_offsets` searches, and with what.
 
-    time_limit  seconds of searching, compiling excluded; the best plan found by then is returned.  Up to 256 buffers get
-                8 search nodes each in any case, unless it is 0
+    time_limit  seconds of searching, compiling excluded; the best plan found by then is returned.  Unless it is 0, up
+                to 256 buffers get 8 search nodes each in any case
     node_limit  search nodes to spend instead of time: no clock is read, and the same call gives the same layout
                 everywhere, whatever n_threads
     seed        of the random choices

@@ -112,7 +112,8 @@ def memory_event(ts, addr, nbytes, device=(0, -1), reserved=0):
 
 
 def profile_of(path, *events):
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [{"ph": "X", "name": "aten::add", "ts": 0}, *events]}))
+    other = {"ph": "X", "name": "aten::add", "ts": 0}
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [other, *events]}))
     return path
 
 
@@ -132,6 +133,7 @@ def test_a_trace_of_the_profiler(tmp_path):
     ((), "no memory events"), ((memory_event(1, 0, 10), memory_event(2, 5, 10)),
      "event 2: 10 bytes at 5 overlap the 10 bytes at 0 of event 1"),
     ((memory_event(1, 0, "10"),), "event 1: Bytes is '10'"), ((memory_event(1, -4, 10),), "event 1: Addr is -4"),
+    ((memory_event(1, 0, None, ([], {})),), "event 1: Bytes is None"),
     (({"name": "[memory]", "args": {}},), "event 1: a memory event has a time")])
 def test_damaged_profiles_say_where(tmp_path, events, text):
     with pytest.raises(BadFile, match=text):

@@ -77,7 +77,7 @@ class Step:
 
 def _is_kept(y):
     """Does `y` write into what is kept between calls, which nothing else of its graph reads?"""
-    return y.op in (OP.SET_ROWS, OP.CPY)
+    return y.op is OP.SET_ROWS
 
 
 @typed_methods
@@ -143,10 +143,11 @@ class Network:
         self._code.end()
         # other adapters existed before this model
         adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
-        filled = [b for b in (*self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers())
+        weights = *self.weights.buffers, *self.weights.copies
+        filled = [b for b in (*weights, *adapters, *self._kept_buffers(), *self._compute_buffers())
                   if b._arena is not None]
         known = term_of("filled", [b._arena for b in filled])
-        self._code.known(known.anonymous, known.file + getattr(self.file, "data_offs", 0))
+        self._code.known(known.anonymous, known.file)
 
     def _repack(self, asked, move=True):
         """move=False: the repacked weights get places but no values, in a process that only plans."""
@@ -231,7 +232,7 @@ class Network:
                     results, plan = graph.outputs, self._plan(graph)
                 else:
                     plan = inside.hooked_plan(self, inputs, results)
-            result, *more = (y for y in results if not _is_kept(y))
+            result, *more = [y for y in results if not _is_kept(y)] or results
             return Step(ctx, inputs, result, plan, more)
 
     def within_arena(self, graph):
