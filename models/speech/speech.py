@@ -13,13 +13,13 @@ from ggjit.core.arguments import typed_call
 from ggjit.core.process_memory import give_back_heap
 from ggjit.models.convert.whisper_package import whisper_base_path
 from ggjit.models.core.checks import integer, number, one_of
+from ggjit.models.files.mel import HOP, LogMel, n_frames
 from ggjit.models.files.sound import RATE, Sound
 from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.sounds.moonshine import Moonshine
 from ggjit.models.networks.sounds.whisper import Whisper
 from ggjit.models.speech.inside import Listening, Spectrogram
-from ggjit.models.speech.mel import HOP, LogMel, n_frames
 from ggjit.models.speech.moonshine import MoonshineSpeech
 from ggjit.models.speech.speech_model import SpeechModel
 from ggjit.models.speech.streaming import LiveTranscript

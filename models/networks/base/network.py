@@ -48,9 +48,9 @@ from ggjit.ops.core.record import OP
 from ggjit.tensors.context import Context
 
 PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat", "decode", "description", "detokenize",
-          "embed", "encode", "encode_image", "explain", "file", "free", "generate", "graph", "hidden", "hidden_states",
-          "infill", "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch",
-          "quantize", "rerank", "reset", "save_state", "score", "set_control_vectors", "set_lora", "tokenize",
+          "embed", "encode", "encode_audio", "encode_image", "explain", "file", "free", "generate", "graph", "hidden",
+          "hidden_states", "infill", "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names",
+          "patch", "quantize", "rerank", "reset", "save_state", "score", "set_control_vectors", "set_lora", "tokenize",
           "tokenizer", "warm_up", "weights")
 MAX_KEPT_PLANS = 24
 
@@ -90,6 +90,7 @@ class Network:
     # products have many columns at a time: all weights except super-block types are repacked
     REPACKS = False
     CAUSAL = True                   # does attention look back only?
+    AT_ONCE = False                 # are all tokens of an answer written at once?
     last_speed = None               # {"prompt", "decode": tokens a second} of the last text that was generated
     flash = True                    # may one kernel compute attention?
     arena = None                    # the ComputeArena that computed results have to lie in
@@ -128,6 +129,8 @@ class Network:
             self._repack(repack)
             for gpu in self.offload.gpus:
                 self._move(gpu, repack)
+            for adapter in self.weights.adapters:
+                self._move_adapter(adapter)
             if options.arena is not None:
                 self._keep_within(ComputeArena(self, options.arena))
             if options.reserve:
@@ -163,8 +166,16 @@ class Network:
         names = {t.name for t in chosen if buft.takes(t)}
         if names:
             self.weights.move(names.__contains__, buft)
-        for part in (self.weights, *self.weights.adapters):
-            part.move(lambda name: self.offload.backend_of(name) is gpu and name not in names, gpu.default_buffer_type)
+        self.weights.move(lambda name: self.offload.backend_of(name) is gpu and name not in names,
+                          gpu.default_buffer_type)
+
+    def _move_adapter(self, adapter):
+        """Copy what it has of GPU layers into the memory of these GPUs.  Errors: OutOfMemory."""
+        for gpu in self.offload.gpus:
+            adapter.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
+
+    def _take_control(self, other):
+        """Compute with the control vectors of another model of this kind."""
 
     def _load(self):
         """Read hyperparameters, check every weight, allocate what lives as long as the network."""
@@ -439,6 +450,9 @@ class Network:
     def encode_image(self, image):
         raise NotSupported(f"{self.file.arch} models read no pictures; load a decoder with its vision part")
 
+    def encode_audio(self, sound):
+        raise NotSupported(f"{self.file.arch} models hear nothing so; load a decoder with the part of it that hears")
+
     def quantize(self, type, keep=()):
         """The same model with its matrices in another type, in memory: to compare types without writing files.
 
@@ -446,11 +460,14 @@ class Network:
 
         type: one that needs no importances.  keep: a regular expression, or several, of names of tensors that stay as
         they are; so do vectors, norms, routers, and rows that are no multiple of the type's block.  What is quantised
-        already is quantised again.  This model stays as it is.  Errors: ParamError, TypeMismatch, OutOfMemory.
+        already is quantised again.  This model stays as it is; adapters and control vectors are those it has now.
+        Errors: ParamError, TypeMismatch, OutOfMemory.
         """
-        file = quantized_file(self.file, type, keep)
-        return self.__class__(file, dataclasses.replace(self.options, started=time.perf_counter(),
-                                                        process=resident_now()))
+        file, lora = quantized_file(self.file, type, keep), [a.again for a in self.weights.adapters]
+        other = self.__class__(file, dataclasses.replace(self.options, lora=lora, started=time.perf_counter(),
+                                                         process=resident_now()))
+        other._take_control(self)
+        return other
 
     # ------------------------------------------------------------ texts as vectors and scores
     embed, rerank = vectors.embed, vectors.rerank
