@@ -61,10 +61,14 @@ class Drafter(Network):
             raise ParamError(f"{path} has no embeddings of its own, and vectors of {self.n_embd} numbers; those of "
                              f"{m.file.path} have {m.n_embd}")
 
-    def logits(self, ids):
+    @property
+    def description(self):
+        return self.net
+
+    def _alone(self, *args, **options):
         raise NotSupported(f"{self.file.path} guesses for another model: m.generate(prompt, speculative=this)")
 
-    hidden = generate = logits
+    logits = hidden = generate = chat = embed = graph = as_graph = largest_graph = _alone
 
     def free(self):
         for m in list(getattr(self, "_targets", ())):
