@@ -3,11 +3,13 @@
     q = Wq h | k = Wk h | v = Wv h          products of one source: a thread that finds no more rows of q goes on with k
     gate = Wg h | up = Wu h
 
-A node joins the phase of the nodes before it if it shares no cache line with them that one of them or it writes, and if
-there is work memory for all of them: in one phase each has its own.  Nodes that thread 0 runs alone come in order, so
-they wait for each other in any case, and share theirs.  A user's function that several threads run has a phase of its
-own.  Counted in benchmarks/core_traffic.py.
+A product of one column joins the phase of the nodes before it if it shares no cache line with them that one of them or
+it writes, and if there is work memory for all of them: in one phase each has its own.  (With more columns a meeting is
+little beside the work, and threads that go on early take other rows of the next node than of this one.)  Nodes that
+thread 0 runs alone come in order, so they wait for each other in any case, and share their work memory.  Counted in
+benchmarks/core_traffic.py.
 """
+from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import ops_with
 from ggjit.ops.native.node import LINE
 
@@ -20,6 +22,7 @@ class _Use:
 
     def __init__(self, part, n_tasks, where, updating):
         self.alone, self.of_user = n_tasks == 1, hasattr(part.kernel, "code")
+        self.one_column = part.t.op is OP.MUL_MAT and part.t.ne[1:] == (1, 1, 1)
         self.work_nbytes = -(-part.kernel.work_nbytes // LINE) * LINE
         written = [*part.stored, *(part.t.src[j] for j in updating.get(part.t.op, ()))]
         self.writes = [_lines(t, where) for t in written]
@@ -41,7 +44,7 @@ class _Phase:
     def add(self, use, most):
         """Take a node in: where its work memory begins; None: it has to wait."""
         others = self.shared if use.alone else [*self.shared, *self.alone[-MOST - 1:]]
-        if len(others) > MOST or any(use.waits_for(other) for other in others):
+        if others and (not use.one_column or len(others) > MOST or any(use.waits_for(other) for other in others)):
             return None
         first, last = self._own
         again = use.alone and (use.work_nbytes <= last - first or last == self.end)
