@@ -18,7 +18,7 @@ LEAST_WORK_NBYTES = 256 << 10   # work memory that a phase may take, however lit
 
 
 class _Use:
-    """What a part does: cache lines that it reads and writes, (buffer, first line, end)."""
+    """What a part does: cache lines that it reads and writes, (first, end)."""
 
     def __init__(self, part, n_tasks, where, updating):
         self.alone, self.of_user = n_tasks == 1, hasattr(part.kernel, "code")
@@ -80,8 +80,9 @@ def phases(parts, tasks, where, work_nbytes):
 
 def _lines(t, where):
     buf, offs = where(t)
-    return buf, offs // LINE, -(-(offs + t.nbytes) // LINE)
+    at = buf.base + offs                    # buffers over the same memory are the same lines
+    return at // LINE, -(-(at + t.nbytes) // LINE)
 
 
 def _overlap(x, y):
-    return x[0] is y[0] and x[1] < y[2] and y[1] < x[2]
+    return x[0] < y[1] and y[0] < x[1]
