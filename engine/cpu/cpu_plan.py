@@ -120,7 +120,7 @@ class CPUPlan(Plan):
         tasks, at = np.array(self._tasks(), np.int64), np.array(self._starts[:-1], np.int64)
         self.n_used = int(tasks.max(initial=1))
         self.cost = sum(k.cost for k in self.kernels)
-        own = any(hasattr(k, "code") for k in self.kernels)     # functions of users get the threads they asked for
+        own = any(hasattr(k, "code") for k in self._distinct())     # functions of users get the threads they asked for
         self.thread_choice = None if own else choice_of(self.n_used, self.cost)
         self._meet = None
         if self.n_used > 1:
@@ -129,11 +129,11 @@ class CPUPlan(Plan):
 
     def _share(self, places, tasks, at):
         """Note where all threads meet, and give the nodes between two meetings work memory of their own."""
-        self._laid, self._n_tasks = places.of(self._views), tasks
         if self._placed_work:
-            self.rows[at + N_FLAGS] = BARRIER_AFTER
+            self.rows[at + N_FLAGS] = [0 if a == b == 1 else BARRIER_AFTER for a, b in itertools.pairwise([*tasks, 1])]
             return
-        self._meet, begins = phases(self.parts, tasks, places, self.work_nbytes)
+        self._laid, self._shared = places.of(self._views), (tasks, self.work_nbytes)
+        self._meet, begins = phases(self.parts, places, *self._shared)
         self.rows[at + N_FLAGS] = np.where(self._meet, BARRIER_AFTER, 0)
         sizes = [k.work_nbytes for k in self.kernels]
         self.work_nbytes = max(map(sum, zip(begins, sizes, strict=True)), default=0)
@@ -145,7 +145,11 @@ class CPUPlan(Plan):
         if self._meet is None or places.of(self._views) == self._laid:
             return True
         self._laid = places.of(self._views)
-        return phases(self.parts, self._n_tasks, places, self.work_nbytes)[0] == self._meet
+        return phases(self.parts, places, *self._shared)[0] == self._meet
+
+    def _distinct(self):
+        """Its kernels, each once."""
+        return {id(kernel): kernel for kernel in self.kernels}.values()
 
     def _tasks(self):
         """Threads that run each node: all, or one."""
@@ -172,6 +176,8 @@ class CPUPlan(Plan):
         return shared_work(self.backend, self.work_nbytes)
 
     def _rows_written(self, memory):
+        if not any(hasattr(kernel, "memory") for kernel in self._distinct()):
+            return
         for t, kernel in zip(self.nodes, self.kernels, strict=True):
             if hasattr(kernel, "memory"):       # a function of the user's: its arrays hold on to their memory
                 kernel.memory[:] = [(memory[id(b)], o) for b, o in (self.where(x) for x in (t, *t.src))]

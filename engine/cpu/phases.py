@@ -59,10 +59,10 @@ class _Phase:
         return begin
 
 
-def phases(parts, tasks, where, work_nbytes):
+def phases(parts, where, tasks, work_nbytes):
     """([do all threads meet after the part?], [byte of the work memory at which the part's begins]) of PlanNodes.
 
-    tasks: threads of each part.  where(t) -> (buffer, offset).  work_nbytes: the most that a part takes.
+    where(t) -> (buffer, offset).  tasks: threads of each part.  work_nbytes: the most that a part takes.
     """
     meet, begins, phase = [True] * len(parts), [], _Phase()
     most, updating = max(work_nbytes, LEAST_WORK_NBYTES), ops_with("updates")

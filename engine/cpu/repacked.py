@@ -120,6 +120,10 @@ class CPURepackBufferType(BufferType):
     def alignment(self):
         return 64
 
+    def takes(self, type, ne):
+        """Has a matrix of this type and shape (ggml order), or that of several experts, a layout?"""
+        return repack.takes(type, ne)
+
     def alloc_buffer(self, size):
         return RepackBuffer(self, size)
 

@@ -19,6 +19,7 @@ Source: ggml-backend-meta.cpp.
 from ggjit.core.arguments import expect, expect_slot
 from ggjit.core.backend import Backend, Device
 from ggjit.cpu.device import CPU
+from ggjit.cpu.repacked import CPURepackBufferType
 from ggjit.meta.parts import MetaBufferType
 from ggjit.meta.run import MetaPlan, run_of
 from ggjit.ops.core import machine
@@ -64,7 +65,9 @@ class MetaDevice(Device):
         self.description = " + ".join(d.name for d in devices)
         # do they share all memory, so that one graph may compute the parts of all?
         self.is_one = all(d is devices[0] for d in devices) and devices[0].buffer_type().is_host()
-        self._buffer_type = MetaBufferType(self)
+        self._buffer_type = MetaBufferType(self, name, [d.buffer_type() for d in devices])
+        repacks = [b for d in devices for b in d.extra_buffer_types() if isinstance(b, CPURepackBufferType)]
+        self._extra = [MetaBufferType(self, f"{name}_REPACK", repacks)] * (len(repacks) == len(devices))
 
     def memory(self):
         """Sums of the devices'."""
@@ -81,7 +84,12 @@ class MetaDevice(Device):
         return all(d.supports_op(t) for d in self.devices)
 
     def supports_buft(self, buft):
-        return buft is self._buffer_type or self.is_one and self.devices[0].supports_buft(buft)
+        return buft is self._buffer_type or buft in self._extra or \
+            self.is_one and self.devices[0].supports_buft(buft)
+
+    def extra_buffer_types(self):
+        """Weights cut between the devices, in the layout that their products read fastest; where all have one."""
+        return self._extra
 
 
 class MetaBackend(Backend):

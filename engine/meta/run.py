@@ -201,7 +201,8 @@ class MetaRun:
         if self.is_one:
             found = self._gathered[s.id] = self._gathered_here(s)
         else:
-            found = self._gathered[s.id] = allocated(s, MIRRORED, self.backend.device)
+            found = self._gathered[s.id] = allocated(s, MIRRORED, self.backend.device,
+                                                          self.backend.default_buffer_type.bufts)
             self._end_stretch(self._gather, s, found)
         return found.tensors
 

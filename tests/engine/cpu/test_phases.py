@@ -37,7 +37,7 @@ def check(plan):
     """No two nodes of a phase meet in memory; returns how many meetings were saved."""
     phase = []
     for i, meets in enumerate(plan._meet):
-        phase.append((i, plan._n_tasks[i] == 1, *spans(plan, i)))
+        phase.append((i, plan._shared[0][i] == 1, *spans(plan, i)))
         if meets:
             for (i, alone, writes, reads), (k, other_alone, other_writes, other_reads) in \
                     itertools.combinations(phase, 2):
