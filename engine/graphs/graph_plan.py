@@ -311,7 +311,7 @@ class Plan(Results, HtmlRepr):
                 lock.release()              # no call before it: a signal could come in
             except RuntimeError:            # a signal came in while this waited for the lock
                 lock = None
-        if ran_last() is not self._me and not self.graph.placed:
+        if ran_last() is not self._me and self.graph.is_read:
             mark_last(self, self.graph.nodes)
 
     def _compute_in_debug(self):
