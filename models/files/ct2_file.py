@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 
-from ggjit.models.files.gguf import map_file
+from ggjit.models.files.mapped_file import map_file
 from ggjit.ops.core.errors import BadFile
 
 VERSION = 6

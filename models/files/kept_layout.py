@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ggjit.core.arguments import nbytes_of
-from ggjit.models.files.gguf import give_back
+from ggjit.models.files.mapped_file import give_back
 from ggjit.ops.core.errors import OutOfMemory
 from ggjit.ops.core.host_memory import start
 from ggjit.ops.core.json_text import parse_json

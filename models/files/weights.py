@@ -9,8 +9,8 @@ from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.core.html_repr import size_text
 from ggjit.core.placing import move_tensors
 from ggjit.display.html import table
-from ggjit.models.files.gguf import give_back, in_small_pages
 from ggjit.models.files.kept_layout import Matrix, kept_layout
+from ggjit.models.files.mapped_file import give_back, in_small_pages
 from ggjit.ops.core.errors import ModelError, NoSuchName, TypeMismatch
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits

@@ -29,8 +29,8 @@ from ggjit.models.files.gguf import (
     MAX_NAME_NBYTES,
     GGUFFile,
     TensorInfo,
-    map_file,
 )
+from ggjit.models.files.mapped_file import map_file
 from ggjit.models.files.save import encoded
 from ggjit.ops.core.types import TYPE_INFO
 

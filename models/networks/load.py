@@ -10,7 +10,9 @@ from ggjit.models.core.other_options import LOADING, takes_other_names
 from ggjit.models.families.registry import DECODERS, DIFFUSERS, DRAFTERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.base.load_options import KEYWORDS, LoadOptions
-from ggjit.models.networks.pictures.vision import ARCH, Vision, VisionFile
+from ggjit.models.networks.pictures.hearing import Hearing, HearingFile
+from ggjit.models.networks.pictures.tower import ARCH, senses_of
+from ggjit.models.networks.pictures.vision import Vision, VisionFile
 from ggjit.models.networks.sounds.moonshine import Moonshine
 from ggjit.models.networks.sounds.whisper import Whisper
 from ggjit.models.networks.texts.decoder import Decoder
@@ -87,8 +89,8 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     rope_scaling ("none", "linear", "yarn"), yarn_orig_ctx, yarn_ext_factor, yarn_attn_factor, yarn_beta_fast,
     yarn_beta_slow.  A context beyond what the model was trained for is a warning.
     validate: read all weights first, and refuse a file with a NaN or an infinity in them (slow for a large model).
-    vision: path of the model's vision part, llama.cpp's mmproj file: `m.generate(prompt, images=[...])`, `m.chat` with
-    pictures, `m.encode_image(image)` (docs/vision.md).
+    vision: path of the part that sees or hears, llama.cpp's mmproj file: `m.generate(prompt, images=[...])` or
+    audio=[...], `m.chat` with pictures and sounds, `m.encode_image(image)`, `m.encode_audio(sound)` (docs/vision.md).
     lora: [(path, scale)], adapters in llama.cpp's GGUF format that are computed beside the weights they change.
     Errors: BadFile (a broken file), ModelError (an architecture, tensor or type we cannot run), ParamError (options);
     nothing stays loaded after an error.
@@ -114,7 +116,8 @@ def _loader_rules(path):
     """The errors of load_model for a file, of which header and sizes alone are read, and those of its tokenizer."""
     file = GGUFFile(path)
     if file.arch == ARCH:
-        Vision(VisionFile(path), LoadOptions("NULL", reserve=False)).free()
+        kind, file = (Hearing, HearingFile) if senses_of(path) == ["audio"] else (Vision, VisionFile)
+        kind(file(path), LoadOptions("NULL", reserve=False)).free()
         return
     network_of(file, LoadOptions("NULL")).free()
     if "tokenizer.ggml.model" in file.metadata:

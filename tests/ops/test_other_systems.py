@@ -148,12 +148,12 @@ def test_other_refusals_keep_their_own_words(tmp_path, monkeypatch):
 def test_models_compute_from_pages_that_cannot_be_written(tmp_path, monkeypatch):
     """As on Windows, which would charge a copy-on-write mapping whole."""
     from ggjit.models import load_model
-    from ggjit.models.files.gguf import _map_private
+    from ggjit.models.files.mapped_file import map_private
     path = tiny_model.write(tmp_path / "tiny.gguf", type="Q8_0")
     with load_model(path, n_threads=1) as m:
         want = m.logits([1, 2, 3])
     monkeypatch.delattr(mmap, "MAP_PRIVATE")
-    assert not _map_private(path).flags.writeable
+    assert not map_private(path).flags.writeable
     with load_model(path, n_threads=1) as m:
         assert (m.logits([1, 2, 3]) == want).all()
 

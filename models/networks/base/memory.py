@@ -25,8 +25,8 @@ import weakref
 import numpy as np
 
 from ggjit.alloc.report import mib
-from ggjit.core.process_memory import resident, resident_now
-from ggjit.models.files.gguf import give_back
+from ggjit.core.process_memory import is_cached, resident, resident_now
+from ggjit.models.files.mapped_file import give_back
 from ggjit.models.text.tokenizer import tokenizer_nbytes
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
@@ -39,6 +39,7 @@ COUNTED = "tokenizer", "code", PROCESS          # terms that are measured, not c
 # of code: what any model's kernels and modules take; objects and rows of a plan, per node of the first and of each;
 # and what loading leaves free on the heap, where the first plans lie.  Measured, within 3 MB, on the models of a test.
 KERNELS_NBYTES, FIRST_NODE_NBYTES, NODE_NBYTES, FREE_NBYTES = 5 << 20, 2500, 1250, 9 << 19
+PACKING_NBYTES = 3 << 20        # what packing weights leaves free on the heap besides, and mapping packed ones does not
 HOST, MAPPED = "host", "mapped"
 HEAD = ("", "anonymous", "of files", "size", "")
 
@@ -283,7 +284,7 @@ def expected(m, graph, arenas, work_nbytes, n_logits, before):
             host("kernel work", work_nbytes),
             host("inputs", sum(a.nbytes for a in unique_memory(
                 b._arena for b in inputs.values() if b._arena is not None))),
-            host("code", code_nbytes(len(graph), m.n_plans)),
+            host("code", code_nbytes(len(graph), m.n_plans) + PACKING_NBYTES * weights.maps_layout),
             host("logits", n_logits * m.n_vocab * F32.nbytes, "while the caller uses them"),
             MemoryTerm("tokenizer", anonymous + of_file, anonymous, of_file), process_term(before)]
 
@@ -315,7 +316,7 @@ def read_by_rows(file, name, nbytes, n_rows):
 
 def _pieces(file, name, nbytes):
     """How many bytes of a table come with a byte of it, at some places: the system holds files in pieces of many sizes.
-    The places are read, and given back."""
+    Places that the system holds anyway are read, and given back: nothing is read from the disk."""
     info = file.tensors.get(name)
     mapped = file.parts[info.part].map() if info else None
     if mapped is None or not mapped.flags.c_contiguous or nbytes < N_TOUCHED * AROUND or resident(mapped[:1]) is None:
@@ -323,12 +324,14 @@ def _pieces(file, name, nbytes):
     table, found = mapped[info.offs:info.offs + nbytes], []
     before = resident(table)[1]
     for at in range(nbytes // N_TOUCHED // 2, nbytes, nbytes // N_TOUCHED):
+        if not is_cached(table[at:]):
+            continue
         table[at:at + 1].sum()
         now = resident(table)[1]
         found.append(now - before or max(found, default=AROUND))        # it had come with another place
         before = now
     give_back(table)
-    return np.array(found)
+    return np.array(found or [AROUND])
 
 
 def read_nbytes(m, graphs):
