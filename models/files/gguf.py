@@ -33,6 +33,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from ggjit.models.files.missing import instead_of
 from ggjit.ops.core.errors import BadFile, IndexRangeError
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import TYPE_INFO, Type
@@ -225,10 +226,12 @@ def map_file(path):
     """_map_private of what can be a model file.  Errors: BadFile."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise BadFile(f"{path}: not a regular file; give the path of a .gguf file")
+            raise BadFile(f"{path}: not a regular file; {instead_of(path)}")
         if os.path.getsize(path) < 24:
             raise BadFile(f"{path}: {os.path.getsize(path)} bytes, a GGUF header has at least 24; fetch it again")
         return _map_private(path)
+    except FileNotFoundError as e:
+        raise BadFile(f"{path}: {e.strerror}; {instead_of(path)}") from e
     except OSError as e:
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
     except ValueError as e:             # a null byte or a lone surrogate
