@@ -13,13 +13,13 @@ from ggjit.core.arguments import typed_call
 from ggjit.core.process_memory import give_back_heap
 from ggjit.models.convert.whisper_package import whisper_base_path
 from ggjit.models.core.checks import integer, number, one_of
+from ggjit.models.files.mel import HOP, LogMel, n_frames
 from ggjit.models.files.sound import RATE, Sound
 from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.sounds.moonshine import Moonshine
 from ggjit.models.networks.sounds.whisper import Whisper
 from ggjit.models.speech.inside import Listening, Spectrogram
-from ggjit.models.speech.mel import HOP, LogMel, n_frames
 from ggjit.models.speech.moonshine import MoonshineSpeech
 from ggjit.models.speech.speech_model import SpeechModel
 from ggjit.models.speech.streaming import LiveTranscript
@@ -54,8 +54,9 @@ def load_speech(path=None, n_threads=None, backend="CPU", kv_type=None, gelu="ex
         raise TypeMismatch(f"load_speech takes the path of a file, got {type(path).__name__}")
     if "NULL" in str(backend).upper():
         raise ParamError("the NULL device computes nothing; load on \"CPU\", or measure with `ggjit peak`")
-    t0, file = time.perf_counter(), open_model(path)
-    options = LoadOptions(backend, n_threads, repack=repack, started=t0)
+    # the options say what the process held before: opening the file reads some of it
+    options = LoadOptions(backend, n_threads, repack=repack, started=time.perf_counter())
+    file = open_model(path)
     if file.arch == "moonshine":
         if gelu != "exact":
             raise ParamError(f"gelu = {gelu!r}: Moonshine is computed with the exact one; leave gelu out")

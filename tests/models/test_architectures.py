@@ -86,7 +86,7 @@ def test_against_llamacpp(name, written, table):
             assert abs(got - unit).max() <= (3e-3 if name == "bert" else 1e-3) * abs(unit).max()
             return
     options = {"kv_type": "F32", "flash": name in arch_files.FLASH}
-    with load_model(path, n_threads=1, n_ctx=64, n_batch=16, reserve=False, **options) as m:
+    with load_model(path, n_threads=1, n_ctx=max(64, len(ids)), n_batch=16, reserve=False, **options) as m:
         arch_files.prepared(m)
         whole = m.logits(ids)                           # in batches of 16, 16 and 8
         m.reset()

@@ -44,6 +44,7 @@ def test_guesses_are_those_of_llamacpp(name, tmp_path, need):
     ids, n_same = want["ids"].tolist(), 0
     with loaded(tmp_path / "target.gguf") as m, load_model(tmp_path / "draft.gguf", n_threads=1) as draft:
         guesser = draft.guesses_for(m)
+        use = speculation.Speculation(guesser)                  # states are kept while it guesses
         for n, found, margins in zip(range(draft_files.FIRST, len(ids) + 1), want["found"], want["margins"],
                                      strict=True):
             m.keep_prefix(ids[:n])
@@ -51,7 +52,7 @@ def test_guesses_are_those_of_llamacpp(name, tmp_path, need):
             sure = int(np.argmax([*(margins < 2e-3), True]))
             assert guesser.guess(ids[:n], draft_files.N)[:sure] == found[:sure].tolist()
             n_same += sure
-    assert n_same > 40
+    assert n_same > 40 and use.is_on
 
 
 @pytest.mark.parametrize("options", [{}, {"temp": 1.0, "seed": 3}])
@@ -105,6 +106,13 @@ def test_drafters_come_and_go(pair, monkeypatch):
             list(g)
             assert g.stats["tokens"] == want.stats["tokens"]
         assert m.predictor.drafter is draft
+        g = m.generate([5, 6, 7], 20, speculative=draft)
+        for _ in range(8):
+            next(g)
+        list(m.generate([9, 8], 20, speculative=other))             # takes the place of the open text's guesser
+        list(g)
+        assert g.stats["tokens"] == want.stats["tokens"]
+        list(m.generate([5, 6, 7], 5, speculative=draft))
         draft.free()
         assert m.predictor is None
         g = m.generate([5, 6, 7], 20, speculative=other)

@@ -4,18 +4,20 @@ Each case of helpers/memory_cases.py runs in a process of its own.  Some are dra
 """
 import json
 import random
+import types
 
 import numpy as np
 import pytest
+from helpers import arch_files
 from helpers.memory_cases import CASES
 from helpers.paths import SHARED, TESTS_PATH
 from helpers.processes import ggjit, python, result
 from helpers.sample import SEED
 
-from ggjit.core.process_memory import process_memory, resident
+from ggjit.core.process_memory import is_cached, process_memory, resident
 from ggjit.models import load_model, smollm2_path
 from ggjit.models.files import smollm2
-from ggjit.models.networks.base.memory import PROCESS
+from ggjit.models.networks.base.memory import AROUND, PROCESS, read_by_rows
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import StaleHandle
 from ggjit.ops.core.host_memory import pages
@@ -87,6 +89,18 @@ def test_terms_add_up_and_follow_what_is_held(loaded):
         m.memory()
 
 
+@pytest.mark.skipif(not SHARED.exists(), reason="reference data not found (GGJIT_SHARED names its folder)")
+@pytest.mark.parametrize("arch", ["mamba", "mamba2", "kimi-linear", "arwkv7"])
+def test_states_of_more_layers_take_no_more_compute_memory(arch, tmp_path):
+    """What a layer writes into its state is free before the next layer begins."""
+    bounds = []
+    for blocks in (4, 8):
+        path = tmp_path / f"{blocks}.gguf"
+        arch_files.write(SHARED / "tools", arch, path, kind="F16", vocab=256, embd=256, ff=256, blocks=blocks)
+        bounds.append(model_peak(path, 256).lower_bound)
+    assert bounds[0] == bounds[1] > 0
+
+
 def test_masks_of_all_graphs_share_their_memory(loaded):
     m = loaded
     m.decode(list(range(40)))
@@ -105,6 +119,19 @@ def test_pages_count_when_they_are_touched():
     before = process_memory().anonymous
     del a
     assert before - process_memory().anonymous > 60 * MIB, "its pages go back to the system at once"
+
+
+def test_announcing_reads_nothing_from_the_disk(tmp_path):
+    """A sparse file that nobody has read: none of it is in memory afterwards."""
+    with open(tmp_path / "w", "wb") as f:
+        f.truncate(8 * MIB)
+    data = np.memmap(tmp_path / "w", np.uint8, "r")
+    file = types.SimpleNamespace(tensors={"t": types.SimpleNamespace(part=0, offs=0)},
+                                 parts=[types.SimpleNamespace(map=lambda: data)])
+    assert not is_cached(data) and 0 < read_by_rows(file, "t", data.nbytes, 10) <= 10 * AROUND
+    assert resident(data) == (0, 0) and not is_cached(data)
+    assert data.sum() == 0 and is_cached(data)
+    assert 0 < read_by_rows(file, "t", data.nbytes, 10) <= data.nbytes
 
 
 def test_the_command_announces_all_terms(path):

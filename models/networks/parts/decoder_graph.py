@@ -223,13 +223,18 @@ def through_blocks(m, g, x, rows=None):
     x = g.shared["embd"] = about.frame.before(g, x, m.frame) if about.frame else x
     for i, (block, w) in enumerate(zip(about.blocks, m.layers, strict=True)):
         g.shared[LAYER_INPUT, i] = x
-        x = block.build(g, x, w, i, rows if i == last else None)
-        if i in m.control:
-            x = gg.set_name(gg.add(x, m.control[i]), f"controlled-{i}")
-        if "picture" in g.leaf and i < about.n_deep:
-            x = gg.add(x, picture_vectors(m, g, i + 1))
+        x = behind_layer(m, g, block.build(g, x, w, i, rows if i == last else None), i)
     g.shared[LAYER_INPUT, last + 1] = x if rows is None else None
     return about.frame.after(g, x, m.frame, rows) if about.frame else x
+
+
+def behind_layer(m, g, x, i):
+    """What a layer gives on, with what is added to it."""
+    if i in m.control:
+        x = gg.set_name(gg.add(x, m.control[i]), f"controlled-{i}")
+    if "picture" in g.leaf and i < m.description.n_deep:
+        x = gg.add(x, picture_vectors(m, g, i + 1))
+    return x
 
 
 def layer_input(m, g, i, rows):
@@ -239,7 +244,8 @@ def layer_input(m, g, i, rows):
     bits that they have alone.
     """
     if i == m.n_layer and rows is not None:
-        return m.description.blocks[-1].build(g, g.shared[LAYER_INPUT, i - 1], m.layers[-1], i - 1)
+        x = m.description.blocks[-1].build(g, g.shared[LAYER_INPUT, i - 1], m.layers[-1], i - 1)
+        return behind_layer(m, g, x, i - 1)
     return g.shared[LAYER_INPUT, i]
 
 

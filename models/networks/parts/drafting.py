@@ -66,6 +66,9 @@ class DFlashDrafting(Drafting):
         found = step.run().reshape(-1)[self.head.first:][:min(n, self.m.n_ctx - len(ids))]
         return [int(i) for i in (found if self._ids is None else self._ids[found])]
 
+    def largest_shapes(self):
+        return [(READ, min(self.m.n_batch, self.m.n_ctx), self.n_rows), (GUESS, self.head.block_size, self.n_rows)]
+
     def _keep(self, first, end):
         """Write keys and values of the positions first .. end - 1."""
         n, n_kv, at = end - first, self.rounded(end), np.arange(first, end)
@@ -132,6 +135,9 @@ class AssistantDrafting(Drafting):
             step.inputs["before"][:] = step.plan.view(step.more[0]).reshape(1, -1)
             found.append(token)
         return found
+
+    def largest_shapes(self):
+        return [(self.m.cells.most,)]
 
     def build(self, ctx, shape):
         """(inputs, logits, state) of the graph for (cache rows,)."""

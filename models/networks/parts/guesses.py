@@ -5,9 +5,12 @@ models/text/speculation.py.
     saw(first, ids, states)     the decoder has read ids
     guess(ids, n)               ids that may follow
 
-A decoder has one at a time, `m.predictor`.  The guessing network's graphs are planned and run by the decoder; its keys
-and values lie in caches of its own, a row for each position of the text.
+A decoder has one at a time, `m.predictor`.  States are kept while some Speculation guesses by them, one of `users`:
+only then do batches compute those of all tokens.  The guessing network's graphs are planned and run by the decoder; its
+keys and values lie in caches of its own, a row for each position of the text.
 """
+import weakref
+
 import numpy as np
 
 import ggjit as gg
@@ -18,6 +21,7 @@ from ggjit.ops.core.host_memory import empty
 from ggjit.tensors.context import Context
 
 NAME = "next token"                     # of the graphs' shapes: (NAME, ...)
+STATES = "states"                       # in the shape of a batch's graph: logits, and what is kept of all tokens
 ROWS = 64                               # cache rows are looked at in multiples of it, so that few plans serve
 
 
@@ -38,6 +42,32 @@ class Guesses:
             b.clear()
         self._states = empty((m.n_ctx, n_state), np.float32, "the states of a text's tokens")
         self._seen, self._read = [], []     # the ids whose states are kept, and those that were read of them
+        self.users = weakref.WeakSet()
+
+    def begin_again(self):
+        """Forget what was read: the decoder computes something else from now on."""
+        self._seen, self._read = [], []
+
+    @property
+    def is_used(self):
+        return any(s.is_on for s in self.users)
+
+    @property
+    def memory(self):
+        """What it keeps of a text, as arrays of bytes."""
+        return [b._arena for b in self.buffers] + [self._states.reshape(-1).view(np.uint8)]
+
+    def largest_shapes(self):
+        """Of its graphs' shapes, behind NAME, those that take most."""
+        return [(min(self.m.n_batch, self.m.n_ctx), self.n_rows)]
+
+    def check_arena(self):
+        """Errors: BudgetError where the largest batches do not fit the decoder's arena."""
+        m = self.m
+        if m.arena is not None:
+            m._piece(hidden=STATES)
+            for shape in self.largest_shapes():
+                m.within_arena(m.graph(NAME, *shape))
 
     def free(self):
         self._ctx.free()
@@ -45,8 +75,8 @@ class Guesses:
             b.free()
 
     def knows(self, ids):
-        """Are the states of all these ids kept?"""
-        return self._seen[:len(ids)] == ids
+        """Are the states of all these ids kept?  None are once the decoder has another guesser."""
+        return self.m.predictor is self and self._seen[:len(ids)] == ids
 
     def saw(self, first, ids, states):
         """The network has read ids from position `first` on, with these states."""
@@ -88,7 +118,8 @@ class Guesses:
 
 
 def use(m, kind, made):
-    """The guesser of that Decoder: its own if it is `kind`, or what made() gives.  Errors: NotSupported."""
+    """The guesser of that Decoder: its own if it is `kind`, or what made() gives.  Errors: NotSupported, StaleHandle;
+    BudgetError where its batches do not fit the arena."""
     with m._lock:
         if m._freed:
             raise StaleHandle(f"{m!r} was freed; load the model again")
@@ -97,6 +128,12 @@ def use(m, kind, made):
         if not kind(m.predictor):
             drop(m)
             m.predictor = made()
+            try:
+                m.predictor.check_arena()
+            except BaseException:
+                drop(m)
+                raise
+        if m.text is not None and not m.predictor.knows(m.text.ids):
             m.reset()                       # of what was read before no states are known
         return m.predictor
 

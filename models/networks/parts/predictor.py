@@ -72,6 +72,10 @@ class Predictor(PairGuesses):
         self.weights = self.head.load(Loader(m.weights, m.n_embd, m.n_vocab))
         super().__init__(m, m.n_embd, {self.head.layer: self.head.block.mixer})
 
+    def begin_again(self):
+        super().begin_again()
+        self.weights = self.head.load(Loader(self.m.weights, self.m.n_embd, self.m.n_vocab))
+
     def read(self, g, x, rows):
         return graphs.states(self.m, g, x, rows)
 
@@ -79,8 +83,8 @@ class Predictor(PairGuesses):
 # ---------------------------------------------------------------- methods of Decoder
 def predicts(self, runs, hidden):
     """Are the states of this batch kept for guesses?"""
-    return self.predictor is not None and not hidden and len(runs) == 1 and runs[0][0] is self.text \
-        and self._hooks.wanted is None
+    return not hidden and len(runs) == 1 and runs[0][0] is self.text and self._hooks.wanted is None \
+        and self.predictor is not None and self.predictor.is_used
 
 
 def show(self, runs, step, hidden=False):
@@ -91,7 +95,10 @@ def show(self, runs, step, hidden=False):
 
 
 def predicting(self):
-    """The Predictor that guesses by the network's own layer.  Errors: NotSupported, StaleHandle."""
+    """The Predictor that guesses by the network's own layer.
+
+    Errors: NotSupported, StaleHandle; BudgetError where its batches do not fit the arena.
+    """
     if self.description.next_token is None:
         raise NotSupported(f"{self.file.path} has no layer that guesses tokens further on, or none that is "
                            f"computed here; speculative=\"lookup\" needs none")
