@@ -18,7 +18,7 @@ from ggjit.models.networks.finetune import LEAST_STEPS, _texts, read_ids
 from ggjit.models.networks.load import EMBEDDED
 from ggjit.models.networks.parts.training import TokenLoss
 from ggjit.tools.command.common import nbytes
-from ggjit.tools.command.helpers import adapters
+from ggjit.tools.command.helpers import scaled
 from ggjit.tools.command.main import main
 from ggjit.train import training
 
@@ -213,7 +213,7 @@ def test_numbers_of_bytes(text, n):
 
 
 def test_what_lora_takes_on_the_command_line():
-    assert adapters(["a", "b=0.5", "c=d", "e=f=2"]) == [("a", 1.0), ("b", 0.5), ("c=d", 1.0), ("e=f", 2.0)]
+    assert scaled(["a", "b=0.5", "c=d", "e=f=2"]) == [("a", 1.0), ("b", 0.5), ("c=d", 1.0), ("e=f", 2.0)]
 
 
 @pytest.mark.parametrize("text, name, words", [
