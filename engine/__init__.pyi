@@ -19,6 +19,7 @@ from ggjit.ops.core.errors import (
     IndexRangeError as IndexRangeError,
     MissingExtra as MissingExtra,
     ModelError as ModelError,
+    NoSuchAttribute as NoSuchAttribute,
     NoSuchName as NoSuchName,
     NotAllocated as NotAllocated,
     NotSupported as NotSupported,
