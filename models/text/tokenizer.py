@@ -20,7 +20,7 @@ __all__ = ["BPE", "BYTE_OF_CHAR", "KINDS", "RWKV", "Absent", "Gemma4", "HybridDN
 
 # anonymous bytes for each token, and each merge of byte-pair encodings, and of the library whatever it holds; measured
 # with vocabularies of 8,000 to 128,000 tokens
-NBYTES_PER_TOKEN, PER_MERGE, LIBRARY = {"gpt2": 200, "llama": 550, "bert": 360}, 200, (1 << 20, 5 << 20)
+NBYTES_PER_TOKEN, PER_MERGE, LIBRARY = {"gpt2": 230, "llama": 550, "bert": 360}, 230, (1 << 20, 5 << 20)
 
 
 def tokenizer_nbytes(file):
