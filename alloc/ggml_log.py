@@ -13,7 +13,7 @@ from ggjit.alloc.traces import AllocationTrace, Held, Overlap
 from ggjit.ops.core.errors import BadFile
 
 _TAKEN = re.compile(r"allocating (.*) \((\d+) bytes\) - block -?\d+, offset (\d+)(?:, chunk (\d+))?")
-_FREED = re.compile(r"freeing (?!extra )(.*) at (?:\{chunk=(\d+), offset=(\d+)\}|(\d+)) \(\d+ bytes\)")
+_FREED = re.compile(r"freeing (?!extra ).* at (?:\{chunk=(\d+), offset=(\d+)\}|(\d+)) \((\d+) bytes\)")
 _EXTRA = re.compile(r"freeing extra (\d+) bytes from parent (.*) for ")
 MAX_NBYTES = 1 << 62
 
@@ -78,11 +78,12 @@ def read_ggml_log(path):
 
 def _event(line, n):
     """What a line of the log says: ("take", line, name, bytes, offset, chunk), ("free", line, offset, chunk),
-    ("give", line, bytes, parent), None."""
+    ("give", line, bytes, parent); None also for buffers of no bytes, which lie where others begin."""
     if m := _TAKEN.search(line):
-        return "take", n, m[1], _number(m[2], n), _number(m[3], n), int(m[4] or 0)
+        size = _number(m[2], n)
+        return ("take", n, m[1], size, _number(m[3], n), int(m[4] or 0)) if size else None
     if m := _FREED.search(line):
-        return "free", n, _number(m[3] or m[4], n), int(m[2] or 0)
+        return ("free", n, _number(m[2] or m[3], n), int(m[1] or 0)) if int(m[4]) else None
     if m := _EXTRA.search(line):
         return "give", n, _number(m[1], n), m[2]
     return None

@@ -18,6 +18,7 @@ from ggjit.tools.arm_code import assemblies
 
 PROCESSORS = {"neoverse-n1": ("neon-v8.2", ""), "apple-m1": ("neon-v8.4", ""), "neoverse-v2": ("neon-v8.6", "+nosve")}
 INTS, PER = {r"[su]s?dot\tv": 16, r"smmla\tv": 32}, 256
+OUR_REPACKED = {r"sdot\t.*\.4b\[": 16, r"smmla\tv": 32}          # other dot products take scales apart
 # Products of an instruction
 PRODUCTS = {"f32": {r"fmla\tv\d+\.4s": 4},
             "f16": {r"fmlal2?\tv": 4, r"fmla\tv\d+\.8h": 8, r"fmla\tv\d+\.4s": 4},
@@ -72,16 +73,16 @@ def innermost(code):
             yield [re.sub(r"0x[0-9a-f]+ <.*>", "0", line) for _, line in code[a:z + 1]]
 
 
-def products(loop, type):
-    """How many weights times columns it multiplies."""
-    return sum(n for line in loop for pattern, n in PRODUCTS.get(type, INTS).items() if re.match(pattern, line))
+def products(loop, counted):
+    """How many weights times columns it multiplies; counted: {instruction: its products}."""
+    return sum(n for line in loop for pattern, n in counted.items() if re.match(pattern, line))
 
 
-def hot(code, type, one_column):
+def hot(code, counted, one_column):
     """The innermost loop that multiplies most, of those the shortest (a row's end is another); of one column, without
     the instruction that takes two."""
     loops = [x for x in innermost(code) if not (one_column and any("mmla\t" in line for line in x))]
-    return max(loops, key=lambda x: (products(x, type), -len(x)), default=None)
+    return max(loops, key=lambda x: (products(x, counted), -len(x)), default=None)
 
 
 def cycles(llvm, loop, processor):
@@ -90,10 +91,10 @@ def cycles(llvm, loop, processor):
     return int(re.search(r"Total Cycles:\s+(\d+)", said)[1]) / 200
 
 
-def measure(llvm, code, type, processor, one_column):
+def measure(llvm, code, counted, processor, one_column):
     """(instructions, cycles) of PER products, or None where there is no such loop."""
-    loop = hot(code, type, one_column)
-    n = products(loop, type) if loop else 0
+    loop = hot(code, counted, one_column)
+    n = products(loop, counted) if loop else 0
     return (len(loop) * PER / n, cycles(llvm, loop, processor) * PER / n) if n else None
 
 
@@ -129,9 +130,10 @@ def estimate(args, processor, folder):
     ours = compile_ours(llvm, level, [name for _, name, _ in wanted], folder)
     ggml = compile_ggml(args, processor, option, folder)
     for section, name, their in wanted:
-        type, one = re.sub(r"repacked-|:\d+", "", name), section == "one column"
-        theirs = their and measure(llvm, instructions(llvm, ggml[their[0]], their[1]), type, processor, one)
-        yield section, name, measure(llvm, ours[name], type, processor, one), theirs
+        counted, one = PRODUCTS.get(name.partition(":")[0], INTS), section == "one column"
+        theirs = their and measure(llvm, instructions(llvm, ggml[their[0]], their[1]), counted, processor, one)
+        counted = OUR_REPACKED if name.startswith("repacked") else counted
+        yield section, name, measure(llvm, ours[name], counted, processor, one), theirs
 
 
 def table(found):
@@ -142,6 +144,10 @@ def table(found):
            f"loop takes while all data are in the first-level cache. Apple's model is that of an older core. "
            f"`python -m benchmarks.arm_estimate` made it; ggml is llama.cpp's source compiled by clang without SVE. "
            f"Instructions and cycles are those of {PER} weights times one column.")
+    yield ""
+    yield ("F16 is not the same work on both sides: ggml multiplies and sums in float16, ggjit sums in float32. With "
+           "fp16fml (v8.4 and later) one instruction multiplies halves and adds to floats. Without it (neoverse-n1) "
+           "halves are converted first, which takes more than twice the cycles.")
     for processor, lines in found.items():
         yield ""
         yield f"## {processor} ({PROCESSORS[processor][0]})"

@@ -1,7 +1,7 @@
 """docs/models.md: the architectures that load_model takes, read from the registry."""
 import sys
 
-from ggjit.models.families.registry import DECODERS, DIFFUSERS, ENCODERS
+from ggjit.models.families.registry import DECODERS, DIFFUSERS, DRAFTERS, ENCODERS
 from ggjit.models.text.pre_tokenizers import BY_NAME
 from ggjit.models.text.tokenizer import KINDS
 
@@ -28,6 +28,14 @@ DIFFUSION = """\
 decides those that the model is surest of. Schedules (`eps`, `block_length`), algorithms and guidance are in
 `models/text/diffusion.py`.
 `m.logits(ids)` and `m.hidden(ids)` see the whole text at every token.
+"""
+
+DRAFTING = """\
+## Draft models that read their target's layers
+
+`m.generate(prompt, speculative=load_model("eagle3.gguf"))`: the draft model guesses for the model that it was made for
+([Several tokens at a time](contexts.md#several-tokens-at-a-time)). It computes nothing alone. DFlash 2's selector and
+DFlash on DeepSeek V4's blocks are refused by name.
 """
 
 TEXT = """\
@@ -151,7 +159,8 @@ def _tokenizers():
 
 
 def page():
-    n = len(DECODERS) + len(ENCODERS) + len(DIFFUSERS)
+    n = len(DECODERS) + len(ENCODERS) + len(DIFFUSERS) + len(DRAFTERS)
     return "\n".join([HEAD, f"## Decoders\n\n{len(DECODERS)} of the {n} architectures.\n", *_table(DECODERS), "",
                       "## Encoders\n", *_table(ENCODERS), "", DIFFUSION, *_table(DIFFUSERS), "",
+                      DRAFTING, *_table(DRAFTERS), "",
                       _tokenizers() + CHECKED])

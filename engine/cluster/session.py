@@ -93,6 +93,12 @@ class WorkerDevice:
         buf.free()
 
 
+def _alone(error):
+    """The error without the calls it came through, whose variables hold the rows and bytes of a message."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
 class Session:
     """One driver's arenas and graphs.  One thread reads messages, executes them and answers."""
 
@@ -163,7 +169,7 @@ class Session:
                 elif found is not None:         # later messages may write to this arena
                     out.append(found if all(later[0] in (p.GET, p.PUSH) for later in ops[i + 1:]) else bytes(found))
             except Exception as e:
-                failed = failed or e
+                failed = failed or _alone(e)
         self._placed = False
         self.machine.counters["bytes_out"] += sum(map(len, out))
         if failed is not None:
@@ -245,14 +251,14 @@ class Session:
             self.machine.take(nbytes, "a graph")
         # p.RUN will report it; the graph is still listed, so that both sides' caches stay equal
         except OutOfMemory as e:
-            plan, nbytes = e, 0
+            plan, nbytes = _alone(e), 0
         else:
             try:
                 names = bytes(payload[n_rows * ROW_WORDS * WORD:]).decode().split("\0", MAX_ROWS)
                 graph, placement = decode(rows, names, self.arenas, self.empty)
                 plan = self.backend.graph_plan_create(graph, placement)
             except Exception as e:
-                plan = e.with_traceback(None)   # a traceback would keep the rows alive
+                plan = _alone(e)
                 self.machine.give(nbytes)
                 nbytes = 0
         self.graphs.put(key, (plan, nbytes), arenas)

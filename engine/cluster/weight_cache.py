@@ -13,7 +13,7 @@ import numpy as np
 
 from ggjit.core.content_key import content_key
 from ggjit.ops.core.whole_file import whole_file
-from ggjit.ops.native.cache_files import cache_dir
+from ggjit.ops.native.cache_files import cache_dir, make_room
 
 
 class WeightCache:
@@ -42,21 +42,6 @@ class WeightCache:
         if raw.size > self.limit_nbytes or content_key(raw) != key:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._make_room(raw.size)
+        make_room(self.folder, raw.size, self.limit_nbytes)
         with whole_file(self.folder / key.hex(), mode=0o600, durable=False, devices=False) as f:
             f.write(raw)
-
-    def _make_room(self, nbytes):
-        found = []
-        for file in self.folder.iterdir():
-            try:
-                s = os.stat(file)
-            except OSError:
-                continue
-            found.append((s.st_mtime_ns, s.st_size, file))
-        held = sum(size for _, size, _ in found)
-        for _, size, file in sorted(found):
-            if held + nbytes <= self.limit_nbytes:
-                break
-            file.unlink(missing_ok=True)
-            held -= size

@@ -27,14 +27,19 @@ HOST = HostBufferType()         # the only one: buffer types are compared by ide
 
 
 class HostBuffer(Buffer):
-    """`size` bytes of host memory, 64-byte aligned; the system gives pages when they are first written."""
+    """`size` bytes of host memory, 64-byte aligned; the system gives pages when they are first written.
 
-    def __init__(self, buft, size):
+    memory: uint8 array of so many bytes to take instead.
+    """
+
+    def __init__(self, buft, size, memory=None):
         size = buffer_size(size)
         super().__init__(buft, size)
-        raw = pages(size + ARENA_ALIGNMENT, f"{buft.name} buffer")
-        start = -address_of(raw) % ARENA_ALIGNMENT
-        self._arena = raw[start:start + size]
+        if memory is None:
+            raw = pages(size + ARENA_ALIGNMENT, f"{buft.name} buffer")
+            start = -address_of(raw) % ARENA_ALIGNMENT
+            memory = raw[start:start + size]
+        self._arena = memory
         self.base = address_of(self._arena)
 
 

@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import dataclasses
 import mmap
-import os
 import sys
 
 import numpy as np
@@ -69,6 +68,15 @@ def give_back_heap():
         trim(0)
 
 
+def is_cached(array):
+    """Does the system hold the page of the first byte, so that reading it takes nothing from the disk?  False where it
+    does not say."""
+    mincore = getattr(ctypes.CDLL(None), "mincore", None) if sys.platform == "linux" else None
+    first, held = array.__array_interface__["data"][0] // PAGE * PAGE, ctypes.c_ubyte()
+    return mincore is not None and not mincore(ctypes.c_void_p(first), ctypes.c_size_t(PAGE), ctypes.byref(held)) \
+        and bool(held.value & 1)
+
+
 def resident(array):
     """(anonymous, file) bytes of the pages of `array` that are in memory; None where the system does not say."""
     first, nbytes = array.__array_interface__["data"][0], array.nbytes
@@ -78,8 +86,8 @@ def resident(array):
     try:
         with open(PAGEMAP, "rb", buffering=0) as f:
             while at < end:
-                raw = os.pread(f.fileno(), min(end - at, CHUNK) * ENTRY_NBYTES, at * ENTRY_NBYTES)
-                entries = np.frombuffer(raw, np.uint64)
+                f.seek(at * ENTRY_NBYTES)
+                entries = np.frombuffer(f.read(min(end - at, CHUNK) * ENTRY_NBYTES), np.uint64)
                 if not len(entries):
                     return None
                 present = entries >= PRESENT

@@ -168,8 +168,9 @@ class Table:
         """Let these rows be used again, though handles on them may be left."""
         with self._lock:
             left = [ref for ref in refs if ref() is not None]
-            self._strays += left
-            self.strays_version += len(left) > 0
+            if left:
+                self._strays = [ref for ref in self._strays if ref() is not None] + left
+                self.strays_version += 1
             self._recycle(refs)
             refs.clear()
             self.placement_version += 1     # plans of these tensors notice that they are gone
@@ -197,14 +198,11 @@ class Table:
 
     def has_strays(self):
         """Is there a handle on a row that was given back?"""
-        strays = self._strays
-        while strays:
-            if strays[-1]() is not None:
-                return True
-            with self._lock:
-                while strays and strays[-1]() is None:
-                    strays.pop()
-        return False
+        if self._strays:
+            with self._lock:                # other threads drop them, too
+                while self._strays and self._strays[-1]() is None:
+                    self._strays.pop()
+        return bool(self._strays)
 
     @property
     def n_rows(self):

@@ -33,8 +33,8 @@ def _layouts():
 class RepackBuffer(HostBuffer):
     """Host memory whose matrices lie in the layout; reads and writes see the bytes of the file."""
 
-    def __init__(self, buft, size):
-        super().__init__(buft, size)
+    def __init__(self, buft, size, memory=None):
+        super().__init__(buft, size, memory)
         self._shapes = {}                       # byte offset -> (type, k, m)
         _alive.put(self)
 
@@ -60,6 +60,10 @@ class RepackBuffer(HostBuffer):
         type, k, m = self._shapes[offs]
         super().host_bytes(offs, type.row_nbytes(k) * m, write=True)
         repack.pack(type, raw, self.base + offs, k, m)
+
+    def layout(self):
+        """All bytes as they lie here, a view."""
+        return super().host_bytes(0, self.size)
 
     def _unpacked(self, offs, nbytes):
         """(where the matrix that holds these bytes begins, its own bytes: a copy)"""
@@ -116,8 +120,16 @@ class CPURepackBufferType(BufferType):
     def alignment(self):
         return 64
 
+    def takes(self, type, ne):
+        """Has a matrix of this type and shape (ggml order), or that of several experts, a layout?"""
+        return repack.takes(type, ne)
+
     def alloc_buffer(self, size):
         return RepackBuffer(self, size)
+
+    def buffer_over(self, memory):
+        """A buffer over a uint8 array that holds matrices in the layout; `hold` says where each lies."""
+        return RepackBuffer(self, memory.size, memory)
 
 
 def is_repacked(t):

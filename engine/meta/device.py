@@ -19,10 +19,12 @@ Source: ggml-backend-meta.cpp.
 from ggjit.core.arguments import expect, expect_slot
 from ggjit.core.backend import Backend, Device
 from ggjit.cpu.device import CPU
+from ggjit.cpu.repacked import CPURepackBufferType
 from ggjit.meta.parts import MetaBufferType
 from ggjit.meta.run import MetaPlan, run_of
 from ggjit.ops.core import machine
 from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.record import OP
 from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.sched.scheduler import Scheduler
 
@@ -63,7 +65,9 @@ class MetaDevice(Device):
         self.description = " + ".join(d.name for d in devices)
         # do they share all memory, so that one graph may compute the parts of all?
         self.is_one = all(d is devices[0] for d in devices) and devices[0].buffer_type().is_host()
-        self._buffer_type = MetaBufferType(self)
+        self._buffer_type = MetaBufferType(self, name, [d.buffer_type() for d in devices])
+        repacks = [b for d in devices for b in d.extra_buffer_types() if isinstance(b, CPURepackBufferType)]
+        self._extra = [MetaBufferType(self, f"{name}_REPACK", repacks)] * (len(repacks) == len(devices))
 
     def memory(self):
         """Sums of the devices'."""
@@ -80,7 +84,12 @@ class MetaDevice(Device):
         return all(d.supports_op(t) for d in self.devices)
 
     def supports_buft(self, buft):
-        return buft is self._buffer_type or self.is_one and self.devices[0].supports_buft(buft)
+        return buft is self._buffer_type or buft in self._extra or \
+            self.is_one and self.devices[0].supports_buft(buft)
+
+    def extra_buffer_types(self):
+        """Weights cut between the devices, in the layout that their products read fastest; where all have one."""
+        return self._extra
 
 
 class MetaBackend(Backend):
@@ -98,7 +107,7 @@ class MetaBackend(Backend):
     def graph_plan_create(self, graph, placement=None):
         """A plan: `compute()` runs the graph on every device.  A graph that reads host memory gets a Scheduler of this
         backend and the CPU, where not all devices are the CPU.  Errors: NotAllocated, NotSupported."""
-        if self.together is None and not graph.placed and any(_is_host(t) for t in graph.leafs):
+        if self.together is None and not graph.placed and any(_is_host(t) for t in _leaves_and_parameters(graph)):
             return ScheduledPlan(Scheduler([self, CPU.init_backend()]), graph)
         return MetaPlan(self, graph, placement)
 
@@ -117,6 +126,10 @@ class MetaBackend(Backend):
     def free(self):
         for b in self.backends:
             b.free()
+
+
+def _leaves_and_parameters(graph):
+    return *graph.leafs, *(t for t in graph.nodes if t.op == OP.NONE)
 
 
 def _is_host(t):

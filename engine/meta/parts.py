@@ -17,11 +17,15 @@ from ggjit.tensors.context import Context, alloc_ctx_tensors
 
 
 class MetaBufferType(BufferType):
-    """Memory in which every tensor has a part on each device."""
+    """Memory in which every tensor has a part on each device, in that device's buffer type among `bufts`."""
 
-    def __init__(self, device):
-        self.device, self.name = device, device.name
-        self.bufts = [d.buffer_type() for d in device.devices]
+    def __init__(self, device, name, bufts):
+        self.device, self.name, self.bufts = device, name, bufts
+
+    def takes(self, t):
+        """Can the parts of this leaf, which has no memory yet, lie here?"""
+        state = given(t, self.device.split(t), len(self.bufts))
+        return all(buft.takes(t.type, slice_shape(t, state, j)[0]) for j, buft in enumerate(self.bufts))
 
     def alignment(self):
         return max(checked_int(b, "alignment") for b in self.bufts)
@@ -82,7 +86,7 @@ class MetaBuffer(Buffer):
             state = MIRRORED if isinstance(t, PlacedTensor) else given(t, device.split(t), len(device.devices))
             held = self._parts.get((t.id, t.generation))
             if held is None or held.state != state:     # a scheduler calls this whenever it looks up places
-                self.computed({(t.id, t.generation): allocated(t, state, device)})
+                self.computed({(t.id, t.generation): allocated(t, state, device, self.buft.bufts)})
 
     def init_view(self, t):
         """Nothing to do: a view has the memory of its base."""
@@ -135,10 +139,10 @@ class MetaBuffer(Buffer):
         super().free()
 
 
-def allocated(t, state, device):
-    """The Parts of a leaf, in memory of their own."""
+def allocated(t, state, device, bufts):
+    """The Parts of a leaf, in memory of their own, one in each of `bufts`."""
     tensors, kept = [], []
-    for j, buft in enumerate(device.buffer_type().bufts):
+    for j, buft in enumerate(bufts):
         if j and device.is_one and not state.is_cut:
             tensors.append(tensors[0])
             continue

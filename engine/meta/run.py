@@ -82,20 +82,10 @@ class MetaRun:
         self._computed = []                     # the user's nodes, in the order of each device's
         self._leaf_tensors, self._hosted = [], []       # the latter: (leaf in host memory, its place)
         for t in self.graph.leafs:
-            if self.is_one and not isinstance(t.buffer, MetaBuffer) and t.view_src is None:
-                self._parts[t.id] = self._whole_leaf(t)
-                continue
-            if not isinstance(t.buffer, MetaBuffer):
-                raise NotSupported(f"{describe(t)} lies in {t.buffer!r}, which {self.backend.name} cannot reach; use a "
-                                   f"Scheduler")
-            if t.view_src is not None:
-                raise NotSupported(f"{describe(t)}: a leaf that views another; make the view an op (gg.view_1d)")
-            self._leaves[t.id] = self._parts[t.id] = t.buffer.parts(t)
-            self._leaf_tensors.append(t)
+            self._add_leaf(t)
         for t in self.graph.nodes:
             if t.op == OP.NONE:                         # a parameter
-                self._parts[t.id] = self._leaves[t.id] = t.buffer.parts(t)
-                self._leaf_tensors.append(t)
+                self._add_leaf(t)
                 continue
             of = len(self._computed)
             self._computed.append(t)
@@ -115,6 +105,19 @@ class MetaRun:
                 self._parts[t.id].state = MIRRORED
         self._put_waiting()
         self._end_stretch()
+
+    def _add_leaf(self, t):
+        """Note the parts of a leaf or parameter.  Errors: NotSupported for one in memory of another device."""
+        if self.is_one and not isinstance(t.buffer, MetaBuffer) and t.view_src is None:
+            self._parts[t.id] = self._whole_leaf(t)
+            return
+        if not isinstance(t.buffer, MetaBuffer):
+            raise NotSupported(f"{describe(t)} lies in {t.buffer!r}, which {self.backend.name} cannot reach; use a "
+                               f"Scheduler")
+        if t.view_src is not None:
+            raise NotSupported(f"{describe(t)}: a leaf that views another; make the view an op (gg.view_1d)")
+        self._leaves[t.id] = self._parts[t.id] = t.buffer.parts(t)
+        self._leaf_tensors.append(t)
 
     def _whole_leaf(self, t):
         """Parts of a leaf in host memory, where all devices read it."""
@@ -198,7 +201,8 @@ class MetaRun:
         if self.is_one:
             found = self._gathered[s.id] = self._gathered_here(s)
         else:
-            found = self._gathered[s.id] = allocated(s, MIRRORED, self.backend.device)
+            found = self._gathered[s.id] = allocated(s, MIRRORED, self.backend.device,
+                                                          self.backend.default_buffer_type.bufts)
             self._end_stretch(self._gather, s, found)
         return found.tensors
 

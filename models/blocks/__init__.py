@@ -12,8 +12,9 @@ tokens, and adds its part to a graph.
     state_space.py      Mamba 1 and 2; short_conv.py: gated short convolutions
     delta.py            the gated delta rule; rwkv.py: RWKV 6 and 7; lightning.py: linear attention with fixed decays
     block_indexer.py    attention over blocks of positions; pool_indexer.py: over runs of tokens
+    compressed.py       attention over windows, and over one key for each run of tokens before them
     hyper_connections.py    several residual streams in place of one; cycles.py: two stacks, passed several times
     switched.py         adapters that tokens of the text switch on
-    next_token.py       a layer that guesses the token after the next
+    next_token.py       a layer that guesses the token after the next; drafts.py: networks that guess for a larger one
     gemma.py            embeddings for every layer, streams, experts beside a dense network
 """

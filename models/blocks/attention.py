@@ -53,6 +53,7 @@ class Attention:
     out: str = "attn_output"
     temperature: bool = False           # queries are scaled by position: input "temperature"
     rel_buckets: int = 0                # buckets of relative positions, each with a score per head; 0: none
+    n_in: int = 0                       # numbers of a token that q, k and v are made of; 0: n_embd
 
     @property
     def n_q(self):
@@ -78,7 +79,7 @@ class Attention:
         return [("k cache", sizes.kv_type, (self.n_k, n)), ("v cache", sizes.v_type, (self.n_v, n))]
 
     def load(self, loader, p):
-        d, n_q = loader.n_embd, self.n_q * (2 if self.gated else 1)
+        d, n_q = self.n_in or loader.n_embd, self.n_q * (2 if self.gated else 1)
         if self.fused:
             w = {"attn_qkv": loader.linear(p + "attn_qkv", d, n_q + self.n_k + self.n_v, self.bias)}
         else:
@@ -90,8 +91,8 @@ class Attention:
             bias = self.bias or (loader.all_or_none(*(f"{p}{n}.bias" for n in sizes)) if self.bias is None else False)
             w = {n: loader.scaled(p + n, d, ne) if self.scaled else loader.linear(p + n, d, ne, bias)
                  for n, ne in sizes.items()}
-        w[self.out] = loader.scaled(p + self.out, self.n_o, d) if self.scaled else \
-            loader.linear(p + self.out, self.n_o, d, self.out_bias)
+        w[self.out] = loader.scaled(p + self.out, self.n_o, loader.n_embd) if self.scaled else \
+            loader.linear(p + self.out, self.n_o, loader.n_embd, self.out_bias)
         if self.gate:
             w["attn_gate"] = loader.linear(p + "attn_gate", d, self.n_head if self.gate_by_head else self.n_o, False)
         if self.sub_norm:
@@ -122,9 +123,7 @@ class Attention:
             q, k = (self._normed(g, t, name, w, i) for t, name in ((q, "Q"), (k, "K")))
         if self.temperature:
             q = gg.mul(q, g.leaf["temperature"])
-        if self.v_norm:
-            v = gg.view_3d(v, self.d_head_v, self.n_head_kv, g.n_tokens, self.d_head_v * v.nb[0], v.nb[1], 0)
-            v = gg.reshape_2d(gg.rms_norm(v, g.eps), self.n_v, g.n_tokens)
+        v = self._divided(g, v) if self.v_norm else v
         k, v = g.shared["keys and values", i] = self._keys_and_values(g, k, v, i)
         o = self._attend(g, gg.permute(q, 0, 2, 1, 3), k, v, w, i)      # q [d_head, n_tokens, n_head]
         o = gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens)
@@ -136,6 +135,19 @@ class Attention:
             o = gg.set_name(g.norm(o, "rms", w["attn_sub_norm"]), f"attn_sub_norm-{i}")
         y = self._output(g, o, w)
         return gg.scale(y, self.out_scale) if self.out_scale else y
+
+    def written(self, g, n, w, i):
+        """(keys, values) of the cache with those of these tokens in it; nothing is asked for."""
+        k = linear(w["attn_k"], n)
+        v = k if self.v_is_k else linear(w["attn_v"], n)
+        k = gg.reshape_3d(k, self.d_head, self.n_head_kv, g.n_tokens)
+        k = self._rotated(g, self._normed(g, k, "K", w, i) if self.qk_norm else k, "K", w, i)
+        return self._keys_and_values(g, k, self._divided(g, v) if self.v_norm else v, i)
+
+    def _divided(self, g, v):
+        """Every head's values over their RMS."""
+        v = gg.view_3d(v, self.d_head_v, self.n_head_kv, g.n_tokens, self.d_head_v * v.nb[0], v.nb[1], 0)
+        return gg.reshape_2d(gg.rms_norm(v, g.eps), self.n_v, g.n_tokens)
 
     def _output(self, g, o, w):
         return linear(w[self.out], o)

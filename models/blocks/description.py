@@ -390,7 +390,7 @@ class Description:
     @functools.cached_property
     def windows(self):
         """Windows of all layers: each has a mask of its own; 0 is the whole text."""
-        return sorted({p.window for p in self.pieces if hasattr(p, "window")})
+        return sorted({w for p in self.pieces if hasattr(p, "window") for w in getattr(p, "windows", (p.window,))})
 
     def temperatures(self, past, n):
         """What queries of the n positions from `past` on are multiplied by."""

@@ -1,8 +1,9 @@
 """The feed-forward of a mixture of experts: a router picks n_used experts for every token.
 
     s       = Wr m                                              [n_expert, n_tokens]
-    p       = softmax(s), or sigmoid(s)
-    ids     = the n_used largest of p (+ b), in descending order                [n_used, n_tokens]
+    p       = softmax(s), sigmoid(s), or sqrt(softplus(s))
+    ids     = the n_used largest of p (+ b), in descending order; or those that a table has for the token
+                                                                                [n_used, n_tokens]
     w       = p[ids] / sum p[ids], or p[ids];  or softmax(s[ids])
     result  = sum_u w[u] Wdown[ids[u]] (act(Wgate[ids[u]] m) * Wup[ids[u]] m)   (+ a shared expert that all pass)
 
@@ -22,7 +23,7 @@ from ggjit.tensors.tensor import Tensor
 
 SMALLEST_SUM = 6.103515625e-5           # of the picked probabilities: the smallest normal float16, as in llama.cpp
 MAX_SCALE = 1e6
-SOFTMAX, SIGMOID, SOFTMAX_OF_PICKED = 1, 2, 3                   # expert_gating_func
+SOFTMAX, SIGMOID, SOFTMAX_OF_PICKED, ROOT_OF_SOFTPLUS = 1, 2, 3, 4         # expert_gating_func
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Mixture:
     shared_gate: bool = False           # the shared expert's result is weighted with a sigmoid
     before: bool = False                # tokens are weighted before the experts, instead of what these give
     sum_scale: float = 0.0              # factor of the sum with the shared expert; 0: none
+    by_token: bool = False              # a table has the experts of each token of the vocabulary
 
     def cache(self, sizes):
         return []
@@ -108,18 +110,21 @@ class Mixture:
                 w["latent_norm"] = loader.norm(name + "_norm", "rms", e)
         if self.shared:
             w |= self.shared.load(loader, p)
+        if self.by_token:
+            w["experts_of_token"] = want(p_ + "gate_tid2eid.weight", self.n_used, loader.n_vocab)
         if self.shared_gate:
             w["ffn_gate_inp_shexp"] = want(p_ + "gate_inp_shexp.weight", d)
         return w
 
     def build(self, g, m, w, i, routed=None):
         """routed: what the router reads instead of m."""
+        ids = gg.get_rows(w["experts_of_token"], g.leaf["tokens"]) if self.by_token else None
         if self.n_latent:
             low = gg.set_name(linear(w["latent_down"], m), f"ffn_latent-{i}")
-            low = feed_forward(low, w["experts"], i, m if routed is None else routed)
+            low = feed_forward(low, w["experts"], i, m if routed is None else routed, ids)
             y = linear(w["latent_up"], g.norm(low, "rms", w["latent_norm"]) if "latent_norm" in w else low)
         else:
-            y = feed_forward(m, w["experts"], i, routed)
+            y = feed_forward(m, w["experts"], i, routed, ids)
         if self.shared is None:
             return y
         s = self.shared.build(g, m, w, i)
@@ -197,14 +202,15 @@ def gating(hparams, default):
     return kind
 
 
-def feed_forward(m, experts, layer, routed=None):
+def feed_forward(m, experts, layer, routed=None, ids=None):
     """m [n_embd, n_tokens] through the experts of a layer -> [n_embd, n_tokens]; results carry llama.cpp's names.
 
-    routed [n_embd, n_tokens]: what the router reads instead of m.
+    routed [n_embd, n_tokens]: what the router reads instead of m.  ids [n_used, n_tokens]: the experts, where they are
+    known.
     """
     def named(t, name):
         return gg.set_name(t, f"ffn_moe_{name}-{layer}")
-    return through_experts(m, experts, *_route(m if routed is None else routed, experts, named), named)
+    return through_experts(m, experts, *_route(m if routed is None else routed, experts, named, ids), named)
 
 
 def through_experts(m, experts, ids, weights, named):
@@ -234,18 +240,20 @@ def through_experts(m, experts, ids, weights, named):
     return named(out, "out")
 
 
-def _route(m, experts, named):
+_PROBABILITIES = {SOFTMAX: gg.soft_max, SIGMOID: gg.sigmoid, ROOT_OF_SOFTPLUS: lambda s: gg.sqrt(gg.softplus(s))}
+
+
+def _route(m, experts, named, ids=None):
     """(ids [n_used, n_tokens], weights [1, n_used, n_tokens]) of the picked experts."""
     n_expert, n_tokens, n_used = experts.router.ne[1], m.ne[1], experts.n_used
     s = named(linear((experts.router, None, *experts.adapters[0]), m), "logits")
     if experts.biases is not None:
         s = gg.add(s, experts.biases[0])
-    p = s if experts.gating == SOFTMAX_OF_PICKED else \
-        named(gg.sigmoid(s) if experts.gating == SIGMOID else gg.soft_max(s), "probs")
+    p = s if experts.gating == SOFTMAX_OF_PICKED else named(_PROBABILITIES[experts.gating](s), "probs")
     picked = p if experts.pick_bias is None else gg.add(p, experts.pick_bias)
     if experts.n_groups > 1:
         picked = _best_groups(picked, experts)
-    ids = named(gg.argsort_top_k(picked, n_used), "topk")
+    ids = named(gg.argsort_top_k(picked, n_used), "topk") if ids is None else ids
     w = named(gg.get_rows(gg.reshape_3d(p, 1, n_expert, n_tokens), ids), "weights")
     w = gg.reshape_2d(w, n_used, n_tokens)
     if experts.gating == SOFTMAX_OF_PICKED:

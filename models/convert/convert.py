@@ -26,8 +26,8 @@ from ggjit.models.convert.tensors import float32, pieces
 from ggjit.models.convert.vocabulary import add_vocabulary, inside, read_json
 from ggjit.models.convert.whisper import from_ct2, from_hf, is_ct2
 from ggjit.models.core.checks import one_of
-from ggjit.models.files.gguf import give_back
 from ggjit.models.files.load_tensors import mapped_numbers, safetensors_leaves
+from ggjit.models.files.mapped_file import give_back
 from ggjit.models.files.rewrite import quantize_gguf
 from ggjit.models.files.save import Entry, refuse_source, write_gguf
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, extra

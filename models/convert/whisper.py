@@ -16,14 +16,14 @@ from ggjit.models.convert.tensors import float32, pieces
 from ggjit.models.convert.vocabulary import read_json
 from ggjit.models.files.ct2_file import read_ct2
 from ggjit.models.files.load_tensors import mapped_numbers
+from ggjit.models.files.mel import mel_filters
 from ggjit.models.files.save import Entry, encoded
-from ggjit.models.files.whisper_file import CONV_BIASES, N_BINS, known_alignment_heads
+from ggjit.models.files.whisper_file import CONV_BIASES, known_alignment_heads
 from ggjit.ops.core.errors import BadFile, ModelError
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.types.quantize import quantize
 from ggjit.ops.types.validate import first_bad_block
 
-RATE, N_FFT = 16000, 400
 PIECE = 1 << 22
 # parts of Hugging Face's names -> OpenAI's; the first that fits counts
 HF_NAMES = (("encoder_attn_layer_norm", "cross_attn_ln"), ("self_attn_layer_norm", "attn_ln"),
@@ -197,18 +197,3 @@ def entry(folder, name, x, kind):
                               f"are too large for the type: take F32")
             yield raw
     return Entry(name, kind, tuple(reversed(x.shape)), chunks)
-
-
-def mel_filters(n_mels):
-    """float32 (n_mels, 201): triangles of equal area, on a scale that is linear up to 1000 Hz and logarithmic above
-    (Slaney's)."""
-    def hz(mel):
-        return np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * np.log(6.4) / 27))
-    edges = hz(np.linspace(0, 15 + 27 * np.log(RATE / 2000) / np.log(6.4), n_mels + 2))
-    bins = np.linspace(0, RATE / 2, N_FFT // 2 + 1)
-    rising = (bins - edges[:-2, None]) / np.diff(edges)[:-1, None]
-    falling = (edges[2:, None] - bins) / np.diff(edges)[1:, None]
-    triangles = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
-    triangles *= (2 / (edges[2:] - edges[:-2]))[:, None]
-    assert triangles.shape[1] == N_BINS
-    return triangles

@@ -78,13 +78,10 @@ def gemma4(hparams):
 
     Full layers may take their keys for values.  Where the file has experts, they stand beside a dense network.
     """
-    hparams.require("rope_freqs.weight")
     windows, n = hparams.windows(..., default=...), hparams.get("embedding_length_per_layer_input", kind=int)
     sizes = hparams.heads_per_layer(windows)
     sources = _sources(hparams, windows, sizes)
-    d_head, d_near = (hparams.positive("attention.key_length" + suffix) for suffix in ("", "_swa"))
-    rope = hparams.rope(ROPE_NEOX, d_head)
-    near = _near(hparams, rope, n_dims=hparams.rope_dims("rope.dimension_count_swa", rope.n_dims, d_near))
+    rope, near = gemma4_ropes(hparams)
     blocks = []
     for i, (w, n_ff) in enumerate(zip(windows, hparams.per_layer("feed_forward_length"), strict=True)):
         fused, own_v, routed, scaled = (hparams.has(f"blk.{i}.{name}.weight") for name in (
@@ -98,6 +95,14 @@ def gemma4(hparams):
                             output_transform=LayerInput(n, scaled)))
     return _of_blocks(hparams, blocks, softcap=hparams.scale("final_logit_softcapping"),
                       frame=LayerEmbeddings(n, hparams.n_layer) if n else None)
+
+
+def gemma4_ropes(hparams):
+    """RoPE of full layers, and of those with windows."""
+    hparams.require("rope_freqs.weight")
+    d_head, d_near = (hparams.positive("attention.key_length" + suffix) for suffix in ("", "_swa"))
+    rope = hparams.rope(ROPE_NEOX, d_head)
+    return rope, _near(hparams, rope, n_dims=hparams.rope_dims("rope.dimension_count_swa", rope.n_dims, d_near))
 
 
 def _sources(hparams, windows, sizes, default=0):

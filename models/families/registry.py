@@ -1,5 +1,5 @@
-"""All architectures that have a description, found in the files of this folder: their DECODERS, ENCODERS and
-DIFFUSERS."""
+"""All architectures that have a description, found in the files of this folder: their DECODERS, ENCODERS,
+DIFFUSERS and DRAFTERS."""
 from ggjit.ops.core.discovery import modules_below
 
 
@@ -9,4 +9,4 @@ def _found(attribute):
             for arch, describe in getattr(module, attribute, {}).items()}
 
 
-DECODERS, ENCODERS, DIFFUSERS = (_found(kind) for kind in ("DECODERS", "ENCODERS", "DIFFUSERS"))
+DECODERS, ENCODERS, DIFFUSERS, DRAFTERS = map(_found, ("DECODERS", "ENCODERS", "DIFFUSERS", "DRAFTERS"))

@@ -1,15 +1,18 @@
 """Decoders with several residual streams (models/blocks/hyper_connections.py): HY V4, with DeepSeek's latent attention;
-GLM 5 Next, with Kimi's delta rule in most layers."""
+GLM 5 Next, with Kimi's delta rule in most layers; DeepSeek 4, whose attention sees old tokens in runs."""
 import dataclasses
 import math
 
+import numpy as np
+
+from ggjit.models.blocks.compressed import CompressedAttention, Compressor, RunIndex, RunInputs
 from ggjit.models.blocks.delta import KimiDelta
 from ggjit.models.blocks.description import Description
 from ggjit.models.blocks.feed_forward import Dense
-from ggjit.models.blocks.hparams import ROPE_NORMAL
+from ggjit.models.blocks.hparams import ROPE_BASES, ROPE_NORMAL, Rope
 from ggjit.models.blocks.hyper_connections import StreamBlock, StreamsEnd, StreamsMean
 from ggjit.models.blocks.latent import Latent
-from ggjit.models.blocks.moe import SIGMOID
+from ggjit.models.blocks.moe import ROOT_OF_SOFTPLUS, SIGMOID, mixture
 from ggjit.models.blocks.pool_indexer import PoolIndexer, PoolInputs
 from ggjit.models.families.deepseek import indexer
 from ggjit.models.families.experts import routed
@@ -17,6 +20,7 @@ from ggjit.models.families.kimi import lower_bound
 
 MAX_STREAMS = 64
 SINKHORN_STREAMS = 4            # of which gg.dsv4_hc_comb mixes each with the others
+OVERLAPPING = 4                 # tokens of the runs that overlap
 UNIT_EPS = 1e-6                 # of the norms of queries and keys of the delta rule
 
 
@@ -108,4 +112,69 @@ def _pool_indexer(hparams):
     return index, PoolInputs(size)
 
 
-DECODERS = {"hy_v4": hy_v4, "glm5-next": glm5_next}
+def deepseek4(hparams):
+    """Windows everywhere; most layers see what is before them in runs of 4 or 128 tokens.  The first layers look their
+    experts up by token."""
+    if hparams.has(f"blk.{hparams.n_layer - hparams.get('nextn_predict_layers', 0, int)}.nextn.eh_proj.weight"):
+        hparams.leave_predicting()
+    hparams.same("attention.head_count_kv", 1)
+    hparams.ignore("feed_forward_length")           # all layers have experts
+    streams, limits = _streams(hparams), hparams.numbers_per_layer("swiglu_clamp_exp")
+    if streams["n_streams"] != SINKHORN_STREAMS:
+        raise hparams.wrong("hyper_connection.count", streams["n_streams"], SINKHORN_STREAMS)
+    n_iter, n_hashed = hparams.positive("hyper_connection.sinkhorn_iterations"), hparams.get(
+        "hash_layer_count", 0, int)
+    shared = limits if hparams.get("swiglu_clamp_shexp", None) is None else \
+        hparams.numbers_per_layer("swiglu_clamp_shexp")
+    attentions, inputs = _compressed(hparams)
+    experts = _experts_of_4(hparams)
+    blocks = []
+    for i, attention in enumerate(attentions):
+        f = dataclasses.replace(experts, shared=dataclasses.replace(experts.shared, **clamped(shared[i])),
+                                by_token=i < n_hashed, pick_bias=i >= n_hashed, **clamped(limits[i]))
+        blocks.append(StreamBlock(attention, f, **streams, n_iter=n_iter))
+    return Description(blocks, hparams.eps(), tied=False, frame=StreamsEnd(**streams), inputs=inputs,
+                       for_pictures=("exp_probs_b_vl",))
+
+
+def _experts_of_4(hparams):
+    if hparams.get("expert_gating_func", kind=int) != ROOT_OF_SOFTPLUS:
+        raise hparams.wrong("expert_gating_func", hparams.get("expert_gating_func"), f"{ROOT_OF_SOFTPLUS}")
+    n_ff = hparams.positive("expert_feed_forward_length")
+    shared = Dense(n_ff * hparams.positive("expert_shared_count"), suffix="_shexp", bias=False)
+    return mixture(hparams, n_ff, gating=ROOT_OF_SOFTPLUS, normed=hparams.get("expert_weights_norm", kind=bool),
+                   shared=shared)
+
+
+def _compressed(hparams):
+    """([attention of each layer], Description.inputs)"""
+    d, h = hparams.positive("attention.key_length"), hparams.positive("attention.head_count")
+    hparams.same("attention.value_length", d)
+    window, n_groups = hparams.positive("attention.sliding_window"), hparams.positive("attention.output_group_count")
+    if h % n_groups:
+        raise hparams.wrong("attention.output_group_count", n_groups, f"a divisor of {h} heads")
+    far = hparams.rope(ROPE_NORMAL, d, factors="", beta_fast=32.0)
+    far = dataclasses.replace(far, freq_base=hparams.between("attention.compress_rope_freq_base", *ROPE_BASES),
+                              attn_factor=1.0 / (1.0 + 0.1 * math.log(1.0 / far.freq_scale)) if far.ext_factor else 1.0)
+    near = Rope(far.n_dims, ROPE_NORMAL, 0, hparams.freq_base, beta_fast=0.0, beta_slow=0.0)
+    ratios = hparams.get("attention.compress_ratios", kind=np.ndarray)[:hparams.n_layer].tolist()
+    if len(ratios) < hparams.n_layer or not set(ratios) <= {0, OVERLAPPING, 128} or 2 * OVERLAPPING > window \
+            or max(ratios) > window:
+        raise hparams.wrong("attention.compress_ratios", ratios, f"0, 4 or 128 of each layer, within a window of "
+                                                                 f"{window} tokens")
+    runs = {size: RunInputs(size, window, hparams.n_ctx // size) for size in sorted(set(ratios) - {0})}
+    d_index, n_index, n_top = (hparams.positive(f"attention.indexer.{n}") for n in (
+        "key_length", "head_count", "top_k"))
+    common = h, d, hparams.positive("attention.q_lora_rank"), n_groups, hparams.positive("attention.output_lora_rank")
+    found = []
+    for size in ratios:
+        pooling, index = None, None
+        if size:
+            pooling = Compressor(runs[size], d, far, size == OVERLAPPING, "attn_compressor")
+        if size == OVERLAPPING:
+            index = RunIndex(Compressor(runs[size], d_index, far, True, "indexer_compressor"), n_index, n_top)
+        found.append(CompressedAttention(*common, window, far if size else near, pooling, index))
+    return found, tuple(runs.values())
+
+
+DECODERS = {"hy_v4": hy_v4, "glm5-next": glm5_next, "deepseek4": deepseek4}

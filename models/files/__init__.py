@@ -1,8 +1,9 @@
 """Model files, read, mapped and written.
 
     gguf.py             the GGUF format: metadata and where each tensor lies
+    mapped_file.py      a file as memory: mapped, and given back page by page
     weights.py          a network's weights over the mapped file, repacked or moved to another device; own_weights.py:
-                        those a worker has itself
+                        those a worker has itself; kept_layout.py: repacked ones on disk, for the next load
     adapter.py          LoRA adapters; control_vector.py: control vectors
     load_tensors.py     GGUF and safetensors as plain tensors; save.py writes both
     rewrite.py          files made from others: quantised (mixtures.py: which types), edited, split, joined
@@ -12,6 +13,6 @@
     smollm2.py          the model that chats, in its pip package
     bin_cursor.py       a bounded reader of whisper.cpp's forms; whisper_file.py: one of them as if it were a GGUF;
                         ct2_file.py: CTranslate2's
-    sound.py            recordings of any length, format and rate
-    picture.py          pictures of any format, in other sizes
+    sound.py            recordings of any length, format and rate; mel.py: their spectrograms
+    picture.py          pictures of any format; resample.py: in other sizes
 """

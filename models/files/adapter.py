@@ -70,6 +70,11 @@ class Adapter:
         return self._weights is not None
 
     @property
+    def again(self):
+        """What load_model's `lora` takes to have it in another model."""
+        return (self.path, self.scale) if self.is_file else self
+
+    @property
     def buffers(self):
         """Buffers that its matrices lie in."""
         if self.is_file:
@@ -208,11 +213,11 @@ def targets_of(model):
 def adapters_of(lora, model, device):
     """The Adapters of load_model's `lora`: [(path, scale)], paths alone with scale 1, or Adapters.
 
-    Errors: TypeMismatch, and those of read_adapter; nothing stays open then.
+    Errors: TypeMismatch, and those of read_adapter; none of the files stays open then.
     """
     if not isinstance(lora, list | tuple):
         raise TypeMismatch(f"lora is a list of (path, scale), got {type(lora).__name__}")
-    found = []
+    found, opened = [], []
     try:
         for item in lora:
             if not isinstance(item, Adapter):
@@ -220,9 +225,10 @@ def adapters_of(lora, model, device):
                 if not isinstance(path, str | os.PathLike):
                     raise TypeMismatch(f"lora is a list of paths and of (path, scale), got {item!r} in it")
                 item = read_adapter(path, scale, model, device)
+                opened.append(item)
             found.append(item)
     except BaseException:
-        for adapter in found:
+        for adapter in opened:
             adapter.free()
         raise
     return found

@@ -13,9 +13,9 @@ import numpy as np
 
 from ggjit.models.core.checks import number
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.models.files.load_tensors import load_gguf
 from ggjit.models.files.save import save_gguf
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError
+from ggjit.ops.core.types import F32
 
 ARCH, NAME = "controlvector", "direction."
 
@@ -53,15 +53,15 @@ def load_control_vector(path):
         raise BadFile(f"{path} is no control vector: general.architecture is {file.arch!r}, expected {ARCH!r}; make "
                       f"one with ggjit.models.make_control_vector")
     found = {}
-    for name, t in load_gguf(path)[0].items():
+    for name, t in file.tensors.items():
         number_ = name.removeprefix(NAME)
         if not name.startswith(NAME) or not number_.isdecimal() or not int(number_):
             raise BadFile(f"{path}: tensor {name!r} is no direction of a layer from 1 on; make the file again")
-        a = t.numpy()
-        if a.ndim != 1 or a.dtype != np.float32 or not np.isfinite(a).all():
-            raise BadFile(f"{path}: {name!r} is {a.dtype} {a.shape}, expected finite F32 numbers of one layer; make "
-                          f"the file again")
-        found[int(number_)] = a.copy()
+        a = np.frombuffer(file.tensor_bytes(name), np.float32).copy() if t.type is F32 else np.float32([np.nan])
+        if t.ne[0] != a.size or not np.isfinite(a).all():
+            raise BadFile(f"{path}: {name!r} is {t.type!r} {list(t.ne)}, expected finite F32 numbers of one layer; "
+                          f"make the file again")
+        found[int(number_)] = a
     if not found:
         raise BadFile(f"{path} holds no directions; make the file again")
     return ControlVector(found, str(file.metadata.get(f"{ARCH}.model_hint", "")), str(path))

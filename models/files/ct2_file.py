@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 
-from ggjit.models.files.gguf import map_file
+from ggjit.models.files.mapped_file import map_file
 from ggjit.ops.core.errors import BadFile
 
 VERSION = 6
@@ -22,7 +22,7 @@ DTYPES = {0: np.dtype("<f4"), 1: np.dtype("<i1"), 2: np.dtype("<i2"), 3: np.dtyp
 
 def read_ct2(path):
     """(spec, {name: array}) of a model.bin, aliases included.  Errors: BadFile."""
-    return Ct2Cursor(map_file(path), path).read()
+    return Ct2Cursor(map_file(path)[0], path).read()
 
 
 class Ct2Cursor:

@@ -17,15 +17,11 @@ A large model may come in parts, NAME-00001-of-00003.gguf and so on: the first o
 
     split.no (from 0), split.count, split.tensors.count     in every part; all other keys are in the first
 """
-import ctypes
 import itertools
 import math
-import mmap
 import os
 import re
-import stat
 import struct
-import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +29,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from ggjit.models.files.mapped_file import map_file
 from ggjit.ops.core.errors import BadFile, IndexRangeError
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import TYPE_INFO, Type
@@ -221,60 +218,9 @@ class _Cursor:
         return StringArray(data, starts)
 
 
-def map_file(path):
-    """_map_private of what can be a model file.  Errors: BadFile."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise BadFile(f"{path}: not a regular file; give the path of a .gguf file")
-        if os.path.getsize(path) < 24:
-            raise BadFile(f"{path}: {os.path.getsize(path)} bytes, a GGUF header has at least 24; fetch it again")
-        return _map_private(path)
-    except OSError as e:
-        raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
-    except ValueError as e:             # a null byte or a lone surrogate
-        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
-
-
-def _map_private(path):
-    """The file as uint8 in private copy-on-write pages; on Windows in pages that cannot be written.
-
-    MAP_NORESERVE: without it Linux may refuse to map a file larger than its memory, because every page could be
-    written.  Windows has no such word, and charges a copy-on-write mapping of 5 GB with 5 GB of its page file.
-    """
-    with open(path, "rb") as f:
-        if hasattr(mmap, "MAP_PRIVATE"):
-            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-            return np.frombuffer(mmap.mmap(f.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
-        return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-
-
 def part_path(name, i, n):
     """Path of part i, from 0, of n.  name: without the part's number, with or without ".gguf"."""
     return f"{name.removesuffix('.gguf')}-{i + 1:05d}-of-{n:05d}.gguf"
-
-
-def give_back(array):
-    """Drop the pages of a mapped file that lie wholly inside `array`; the next read takes them from the file.
-
-    Where the system holds the file in pages of 2 MB, a read of what lies beside would map these whole again.
-    """
-    if sys.platform == "linux":
-        page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
-        start, end = -(-first // page) * page, (first + array.nbytes) // page * page
-        if end > start:
-            _advise(start, end, mmap.MADV_NOHUGEPAGE)
-            _advise(start, end, mmap.MADV_DONTNEED)
-
-
-def in_small_pages(array):
-    """A mapped table of which some rows are read: no more than their surroundings shall come into memory."""
-    if sys.platform == "linux":
-        page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
-        _advise(first // page * page, -(-(first + array.nbytes) // page) * page, mmap.MADV_NOHUGEPAGE)
-
-
-def _advise(start, end, advice):
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
 def type_name(kind):
@@ -289,14 +235,19 @@ class GGUFFile:
 
     Of a model in several files, the path is that of the first; `.parts` has all of them, this one first.
 
+    `.state`: the os.stat_result of the file when it was mapped, None of bytes in memory.
+
     Raises BadFile (what, where, remedy) for anything a loader could not use safely; a file that came through here has
     every tensor inside it, aligned, whole in blocks and apart from the others.  The pages are shared with every process
     that maps the file; shortening the file while it is mapped kills readers (SIGBUS), as with any mapped file.
     """
 
+    state = None
+
     def __init__(self, path):
         path = os.fspath(path)
-        self._load(map_file(path), path)
+        data, self.state = map_file(path)
+        self._load(data, path)
         if self.metadata.get(SPLIT_COUNT, 1) != 1:
             self._join()
 
@@ -336,7 +287,8 @@ class GGUFFile:
         tensors = dict(self.tensors)
         for i, path in enumerate(paths[1:], 1):
             part = GGUFFile.__new__(GGUFFile)
-            part._load(map_file(path), path)
+            data, part.state = map_file(path)
+            part._load(data, path)
             found = tuple(part.metadata.get(key) for key in (SPLIT_NO, SPLIT_COUNT))
             if found != (i, n):
                 raise BadFile(f"{path}: its {SPLIT_NO} and {SPLIT_COUNT} are {found[0]} and {found[1]}, expected {i} "

@@ -13,7 +13,8 @@ import numpy as np
 from ggjit.api.compute import default_backend
 from ggjit.core.arguments import typed_call
 from ggjit.core.buffer import USAGE_WEIGHTS, place
-from ggjit.models.files.gguf import GGUFFile, _map_private
+from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.files.mapped_file import map_private
 from ggjit.models.files.save import SAFETENSORS_DTYPES
 from ggjit.ops.core.errors import BadFile, NotSupported
 from ggjit.ops.core.json_text import parse_json
@@ -45,7 +46,7 @@ def safetensors_leaves(path, ctx=None, wanted=lambda name: True, folds=False):
     """As load_safetensors, of the tensors whose names are wanted.  folds: of five axes, the second and third become
     one."""
     try:
-        data = _map_private(path)
+        data = map_private(path)
     except (OSError, ValueError) as e:          # ValueError: an empty file cannot be mapped
         raise BadFile(f"{path}: {getattr(e, 'strerror', None) or e}; check the path and the permissions") from e
     header, start = _header(path, data)

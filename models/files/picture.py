@@ -3,8 +3,7 @@
     read_picture("cat.jpg")        FORMATS, by Pillow (pip install 'ggjit[images]'); of animations the first frame
     read_picture(array)            (h, w), (h, w, 1), (h, w, 3) or (h, w, 4): uint8, or floats from 0 to 1
 
-Transparent pixels lie on white.  `resized` is Pillow's resampling to the bit: along the rows, then along the columns,
-weights in 22 bits, bytes between the two.
+Transparent pixels lie on white.  Other sizes of a picture are made by resample.py.
 """
 import contextlib
 import io
@@ -18,7 +17,6 @@ from ggjit.ops.core.errors import BadFile, ParamError, ShapeError, TypeMismatch,
 FORMATS = "PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"
 MAX_PIXELS = 1 << 26            # of a picture as it is given: 200 MB
 MAX_SIDE = 1 << 16
-PRECISION = 22                  # bits of a weight
 WHITE = 255
 
 
@@ -46,6 +44,9 @@ def _of_file(source):
         raise BadFile(f"{name}: no such file; check the path") from None
     except pillow.DecompressionBombError as e:
         raise ParamError(f"{name}: {e}; make it smaller first") from None
+    except pillow.UnidentifiedImageError:
+        raise BadFile(f"{name}: no picture that can be read, none of {', '.join(FORMATS)}; save it again as PNG or "
+                      f"JPEG") from None
     except (OSError, ValueError, SyntaxError, EOFError) as e:
         raise BadFile(f"{name}: no picture that can be read ({e}); save it again as PNG or JPEG") from None
 
@@ -82,61 +83,3 @@ def _of_array(x):
         alpha = x[..., 3:].astype(np.uint32)
         x = ((x[..., :3] * alpha + WHITE * (255 - alpha) + 127) // 255).astype(np.uint8)
     return np.ascontiguousarray(np.broadcast_to(x, (*x.shape[:2], 3)))
-
-
-# ---------------------------------------------------------------- other sizes
-def _bilinear(x):
-    return np.maximum(1 - abs(x), 0)
-
-
-def _bicubic(x):
-    x = abs(x)
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * -0.5
-    return np.where(x < 1, near, np.where(x < 2, far, 0))
-
-
-def _lanczos(x):
-    return np.where((x >= -3) & (x < 3), np.sinc(x) * np.sinc(x / 3), 0)
-
-
-FILTERS = {"bilinear": (1, _bilinear), "bicubic": (2, _bicubic), "lanczos": (3, _lanczos)}      # support, function
-
-
-def resized(picture, width, height, kind="bicubic"):
-    """The picture in another size; kind: of FILTERS.  Source: Pillow's Resample.c."""
-    for axis, n in ((1, width), (0, height)):
-        if picture.shape[axis] != n:
-            picture = _along(picture, axis, n, *FILTERS[kind])
-    return picture
-
-
-def _along(x, axis, n, support, weight):
-    n_in = x.shape[axis]
-    scale = n_in / n
-    wide = max(scale, 1.0)
-    centre = (np.arange(n) + 0.5) * scale
-    first = np.maximum((centre - support * wide + 0.5).astype(np.int64), 0)
-    count = np.minimum((centre + support * wide + 0.5).astype(np.int64), n_in) - first
-    at = np.arange(count.max())
-    w = weight((at + first[:, None] - centre[:, None] + 0.5) * (1.0 / wide)) * (at < count[:, None])
-    w = w / w.cumsum(1)[:, -1:]                 # summed in order, as Pillow does
-    w = np.trunc(w * (1 << PRECISION) + np.where(w < 0, -0.5, 0.5)).astype(np.int32)
-    shape = [1, 1, 1]
-    shape[axis] = n
-    out = np.full([n if i == axis else m for i, m in enumerate(x.shape)], 1 << (PRECISION - 1), np.int32)
-    for k in at:                        # one input pixel of every output pixel at a time
-        out += np.take(x, np.minimum(first + k, n_in - 1), axis) * w[:, k].reshape(shape)
-    return np.clip(out >> PRECISION, 0, 255).astype(np.uint8)
-
-
-def fitted(picture, width, height, kind, colour):
-    """The picture scaled to the largest size that fits, in the middle of an area of one colour."""
-    scale = min(np.float32(width) / np.float32(picture.shape[1]), np.float32(height) / np.float32(picture.shape[0]))
-    w = min(int(np.ceil(np.float32(picture.shape[1]) * scale)), width)
-    h = min(int(np.ceil(np.float32(picture.shape[0]) * scale)), height)
-    out = np.empty((height, width, 3), np.uint8)
-    out[:] = colour
-    x, y = (width - w) // 2, (height - h) // 2
-    out[y:y + h, x:x + w] = resized(picture, w, h, kind)
-    return out

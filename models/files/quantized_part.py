@@ -13,7 +13,7 @@ from ggjit.core.arguments import type_of
 from ggjit.models.files.gguf import TensorInfo
 from ggjit.models.files.mixtures import NEED_IMPORTANCES, WEIGHT_TYPES, is_quantised
 from ggjit.models.files.rewrite import converted
-from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.progress import work
 
@@ -22,6 +22,8 @@ ALIGNMENT = 64                  # bytes, of each tensor
 
 class MemoryPart:
     """A part of a model file that is in no file: `.path` names what it was made from."""
+
+    state = None
 
     def __init__(self, path, nbytes):
         self.path = path
@@ -36,10 +38,11 @@ class MemoryPart:
 def quantized_file(file, type, keep=()):
     """`file` with every matrix whose rows fit the type's blocks in that type; `file` itself stays as it is.
 
-    keep: a regular expression, or several, of names of tensors that stay.  Errors: ParamError, OutOfMemory.
+    keep: a regular expression, or several, of names of tensors that stay.  Errors: ParamError, TypeMismatch,
+    OutOfMemory.
     """
     type = _weight_type(type)
-    patterns = [_compiled(p) for p in ([keep] if isinstance(keep, str) else keep)]
+    patterns = _patterns(keep)
     chosen = [i for i in file.tensors.values() if is_quantised(i, False) and i.type is not type
               and i.ne[0] % type.block == 0 and not any(p.search(i.name) for p in patterns)]
     if not chosen:
@@ -73,8 +76,15 @@ def _weight_type(type):
     return type
 
 
+def _patterns(keep):
+    several = keep if isinstance(keep, list | tuple | set | frozenset) else [keep]
+    if not all(isinstance(p.pattern if isinstance(p, re.Pattern) else p, str) for p in several):
+        raise TypeMismatch(f"quantize: keep is a regular expression, or a list of them, got {keep!r}")
+    return [_compiled(p) for p in several]
+
+
 def _compiled(pattern):
     try:
         return re.compile(pattern)
-    except (re.error, TypeError) as e:
+    except re.error as e:
         raise ParamError(f"quantize: keep={pattern!r} is no regular expression ({e})") from None

@@ -17,8 +17,9 @@ import numpy as np
 from ggjit.core.arguments import nearest, typed_call
 from ggjit.cpu.device import CPU
 from ggjit.models.files.adapter import adapters_of
-from ggjit.models.files.gguf import ALIGNMENT, BOOL, DEFAULT_ALIGNMENT, SCALARS, GGUFFile, give_back
+from ggjit.models.files.gguf import ALIGNMENT, BOOL, DEFAULT_ALIGNMENT, SCALARS, GGUFFile
 from ggjit.models.files.imatrix import Imatrix, load_imatrix
+from ggjit.models.files.mapped_file import give_back
 from ggjit.models.files.mixtures import (
     LAYER,
     NEED_IMPORTANCES,

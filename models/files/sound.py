@@ -3,6 +3,7 @@ than ten seconds.
 
     with_samples(array)       an array that is there
     open_sound("talk.wav")    WAV, mapped: PCM of 8, 16, 24, 32 bits, float of 32, 64
+    read_sound(source)        any of them, the bytes of a file, or (samples, rate)
     open_sound("talk.mp3")    anything PyAV reads (pip install 'ggjit[audio]'), by way of a temporary file
 
 Several channels are averaged.  Another sample rate is changed by a windowed sinc, and `sound.notes` says so.
@@ -122,6 +123,32 @@ def with_samples(samples, rate=RATE):
     for first in range(0, a.size, PIECE):   # what is in memory is checked before anything is computed
         sound._source(first, PIECE)
     return sound
+
+
+def read_sound(source, max_seconds):
+    """The Sound of a path, the bytes of a file, samples at RATE, or (samples, rate); of at most so many seconds.
+
+    Errors: BadFile, ParamError, ShapeError, TypeMismatch, MissingExtra.
+    """
+    if isinstance(source, bytes | bytearray):
+        sound = _of_bytes(source)
+    elif isinstance(source, str | os.PathLike):
+        sound = open_sound(source)
+    else:
+        sound = with_samples(*(source if isinstance(source, tuple) and len(source) == 2 else (source,)))
+    if sound.seconds > max_seconds:
+        raise ParamError(f"{sound.name}: {sound.seconds:.0f} seconds, more than {max_seconds}; cut it first")
+    return sound
+
+
+def _of_bytes(data):
+    """The Sound of a file's bytes; as floats in memory, since the file does not stay."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "sound")
+        with open(path, "wb") as f:
+            f.write(data)
+        sound = open_sound(path)
+        return with_samples(sound.read(0, sound.n_samples))
 
 
 def open_sound(path):

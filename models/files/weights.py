@@ -9,7 +9,8 @@ from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.core.html_repr import size_text
 from ggjit.core.placing import move_tensors
 from ggjit.display.html import table
-from ggjit.models.files.gguf import give_back, in_small_pages
+from ggjit.models.files.kept_layout import Matrix, kept_layout
+from ggjit.models.files.mapped_file import give_back, in_small_pages
 from ggjit.ops.core.errors import ModelError, NoSuchName, TypeMismatch
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits
@@ -34,6 +35,7 @@ class Weights(collections.abc.Mapping):
         self.used = set()                               # names of the file's tensors that were handed out
         self.adapters = []
         self._leaves, self.moved, self.repack_buffers = {}, [], []     # buffers of leaves that lie elsewhere
+        self.maps_layout = False                        # are the repacked ones mapped from where they are kept?
 
     @property
     def copies(self):
@@ -141,25 +143,33 @@ class Weights(collections.abc.Mapping):
     def repack(self, leaves, n_threads=1):
         """Move matrices that have a layout into a CPU_REPACK buffer; only products may read them then.
 
-        Each is packed straight from the mapped file, whose pages are given back to the system.  n_threads 0: the leaves
-        are only placed, as a process needs it that compiles for others.
+        A layout that an earlier load kept is mapped (kept_layout.py).  Else each is packed straight from the mapped
+        file, whose pages are given back to the system.  n_threads 0: the leaves are only placed, as a process needs it
+        that compiles for others.
         """
         buft = next((b for b in self.device.extra_buffer_types() if b.name == "CPU_REPACK"), None)
         if buft is not None or self.device.type == TYPE_NULL:
             self.repacked = {t.id: t for t in leaves}
+        starts = itertools.accumulate((_aligned(t) for t in self.repacked.values()), initial=0)
+        matrices = [Matrix(t.type, t.ne, t.nbytes, self.buffers.index(t.buffer), t.offs, at)
+                    for t, at in zip(self.repacked.values(), starts, strict=False)]
+        kept = kept_layout(self.file, matrices, self.repacked_nbytes) if n_threads or buft is None else None
+        layout = kept.open() if kept is not None else None
+        self.maps_layout = layout is not None
         if buft is None or not self.repacked:
             return
-        buffer = buft.alloc_buffer(self.repacked_nbytes)
+        buffer = buft.buffer_over(layout) if self.maps_layout else buft.alloc_buffer(self.repacked_nbytes)
         self.repack_buffers.append(buffer)
         buffer.set_usage(USAGE_WEIGHTS)
-        starts = itertools.accumulate((_aligned(t) for t in self.repacked.values()), initial=0)
-        todo = [(t, at, t.buffer.host_bytes(t.offs, t.nbytes))
-                for t, at in zip(self.repacked.values(), starts, strict=False)]
-        for t, at, _ in todo:
-            buffer.hold(at, t.type, t.ne[0], t.ne[1] * t.ne[2])
-            place(t, buffer, at)
-        if n_threads:
+        todo = [(m.at, t.buffer.host_bytes(t.offs, t.nbytes))
+                for t, m in zip(self.repacked.values(), matrices, strict=True)]
+        for t, m in zip(self.repacked.values(), matrices, strict=True):
+            buffer.hold(m.at, t.type, t.ne[0], t.ne[1] * t.ne[2])
+            place(t, buffer, m.at)
+        if n_threads and not self.maps_layout:
             self._pack(buffer, todo, n_threads)
+            if kept is not None:
+                kept.keep(buffer.layout())
         buffer.read_only = True
 
     def read_by_rows(self, leaf):
@@ -169,7 +179,7 @@ class Weights(collections.abc.Mapping):
 
     def _pack(self, buffer, todo, n_threads):
         def one(item):
-            _, at, raw = item
+            at, raw = item
             buffer.pack(at, raw)
             give_back(raw)
         with work("repacking weights", len(todo)) as step, ThreadPoolExecutor(n_threads) as pool:

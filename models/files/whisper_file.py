@@ -29,8 +29,8 @@ from ggjit.models.files.gguf import (
     MAX_NAME_NBYTES,
     GGUFFile,
     TensorInfo,
-    map_file,
 )
+from ggjit.models.files.mapped_file import map_file
 from ggjit.models.files.save import encoded
 from ggjit.ops.core.types import TYPE_INFO
 
@@ -82,7 +82,8 @@ class WhisperFile(GGUFFile):
 
     def __init__(self, path):
         path = os.fspath(path)
-        self._load(map_file(path), path)
+        data, self.state = map_file(path)
+        self._load(data, path)
 
     def _load(self, data, source):
         self.path, self._data, self.parts, self.read_keys = source, data, (self,), set()

@@ -7,14 +7,17 @@ import pathlib
 from ggjit.core.arguments import typed_call
 from ggjit.models.convert import convert
 from ggjit.models.core.other_options import LOADING, takes_other_names
-from ggjit.models.families.registry import DECODERS, DIFFUSERS, ENCODERS
+from ggjit.models.families.registry import DECODERS, DIFFUSERS, DRAFTERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.base.load_options import KEYWORDS, LoadOptions
-from ggjit.models.networks.pictures.vision import ARCH, Vision, VisionFile
+from ggjit.models.networks.pictures.hearing import Hearing, HearingFile
+from ggjit.models.networks.pictures.tower import ARCH, senses_of
+from ggjit.models.networks.pictures.vision import Vision, VisionFile
 from ggjit.models.networks.sounds.moonshine import Moonshine
 from ggjit.models.networks.sounds.whisper import Whisper
 from ggjit.models.networks.texts.decoder import Decoder
 from ggjit.models.networks.texts.diffuser import Diffuser
+from ggjit.models.networks.texts.drafter import Drafter
 from ggjit.models.networks.texts.encoder import Encoder
 from ggjit.models.networks.texts.t5 import T5
 from ggjit.models.text.tokenizer import Tokenizer
@@ -23,7 +26,8 @@ from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
 # {general.architecture: class}
 ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder),
-                 **dict.fromkeys(DIFFUSERS, Diffuser), "t5": T5, "whisper": Whisper, "moonshine": Moonshine}
+                 **dict.fromkeys(DIFFUSERS, Diffuser), **dict.fromkeys(DRAFTERS, Drafter),
+                 "t5": T5, "whisper": Whisper, "moonshine": Moonshine}
 
 # {general.type: what such a file is}
 NO_MODELS = {"adapter": "an adapter, which changes a model: load the model with lora=[(path, 1.0)] (--lora)",
@@ -67,10 +71,11 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     n_batch; kv_type (F16, F32, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL; "Q8_0/Q4_0": of keys and of values); flash;
     n_seqs, texts at once (8); n_cells, cache rows of all of them together (n_ctx).  pooling: how `m.embed` makes one
     vector of a text's tokens, "mean", "cls" (the first), "last", or "rank" for `m.rerank`; None: as the file says.
-    repack: matrices in a layout that products read faster (ops/matmul/repack), for a slower load and memory that is not
-    shared with the file; None: encoders', and those of decoders that are large, where this processor is faster for it
-    and half of the free memory holds them (`ggjit info --tuning`).  reserve=False sets no memory aside for computing
-    yet.  Weights are mapped, not read, but for repacked ones and those on a GPU.
+    repack: matrices in a layout that products read faster (ops/matmul/repack), for a slower first load and memory that
+    is not shared with the file; large ones are kept on disk for the next load (models/files/kept_layout.py); None:
+    encoders', and those of decoders that are large, where this processor is faster for it and half of the free memory
+    holds them (`ggjit info --tuning`).  reserve=False sets no memory aside for computing yet.  Weights are mapped, not
+    read, but for those that are repacked now and those on a GPU.
     arena: the most bytes that computed results may take, such as "24M"; prompts of any length are read in pieces, by
     the cheapest plan that fits, with the same bits (docs/byte-budget.md).
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
@@ -84,8 +89,8 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     rope_scaling ("none", "linear", "yarn"), yarn_orig_ctx, yarn_ext_factor, yarn_attn_factor, yarn_beta_fast,
     yarn_beta_slow.  A context beyond what the model was trained for is a warning.
     validate: read all weights first, and refuse a file with a NaN or an infinity in them (slow for a large model).
-    vision: path of the model's vision part, llama.cpp's mmproj file: `m.generate(prompt, images=[...])`, `m.chat` with
-    pictures, `m.encode_image(image)` (docs/vision.md).
+    vision: path of the part that sees or hears, llama.cpp's mmproj file: `m.generate(prompt, images=[...])` or
+    audio=[...], `m.chat` with pictures and sounds, `m.encode_image(image)`, `m.encode_audio(sound)` (docs/vision.md).
     lora: [(path, scale)], adapters in llama.cpp's GGUF format that are computed beside the weights they change.
     Errors: BadFile (a broken file), ModelError (an architecture, tensor or type we cannot run), ParamError (options);
     nothing stays loaded after an error.
@@ -111,7 +116,8 @@ def _loader_rules(path):
     """The errors of load_model for a file, of which header and sizes alone are read, and those of its tokenizer."""
     file = GGUFFile(path)
     if file.arch == ARCH:
-        Vision(VisionFile(path), LoadOptions("NULL", reserve=False)).free()
+        kind, file = (Hearing, HearingFile) if senses_of(path) == ["audio"] else (Vision, VisionFile)
+        kind(file(path), LoadOptions("NULL", reserve=False)).free()
         return
     network_of(file, LoadOptions("NULL")).free()
     if "tokenizer.ggml.model" in file.metadata:

@@ -1,4 +1,5 @@
-"""Peak memory of a model, from its file's metadata or from shapes alone: nothing is allocated, no weight is read.
+"""Peak memory of a model, from its file's metadata or from shapes alone: nothing is allocated, no weight is read
+from the disk.
 
     report = model_peak("model.gguf", n_ctx=4096, n_batch=512, flash=True)
     report.kinds        # weights, repacked weights, KV cache, compute, kernel work: bytes
@@ -43,7 +44,7 @@ def _unknown(name):
 class ShapeFile:
     """A llama as a GGUFFile would present it, made of shapes; its tensors have types and sizes but no bytes."""
 
-    arch = "llama"
+    arch, state = "llama", None
 
     def __init__(self, name, weight_type="q4_0"):
         if name not in SHAPES:
@@ -129,6 +130,8 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
                           what_if=checked(what_if), compared=True, repacked=m.weights.repacked)
         work = kernel_work_nbytes(graph, n_threads, m.weights.repacked)
         n_logits = 0 if not m.CAUSAL else m.n_ctx if all_logits else 1
+        if image is not None and m.vision is None:
+            raise ParamError(f"{vision} sees nothing; leave image out")
         seen = [] if image is None else of_picture(m.vision, *image)
         terms = expected(m, graph, arenas(m, graph, report), work, n_logits, resident_now())
         report.memory = MemoryUse(terms + seen, process_memory(), str(m.file.path))

@@ -7,7 +7,6 @@ Read speech.py first.
 
     speech.py           load_speech, and what Whisper does with a sound; speech_model.py: what all models share
     moonshine.py        Moonshine: pieces of up to 30 s
-    mel.py              spectrograms
     tokens.py           the vocabulary
     decoding.py         the tokens of one window
     transcription.py    the windows of a recording; transcript.py: what comes of them

@@ -12,6 +12,7 @@ import numpy as np
 from ggjit.core.arguments import typed_call
 from ggjit.models.convert.whisper_package import whisper_base_path
 from ggjit.models.core.checks import integer, number, one_of
+from ggjit.models.files.mel import HOP, LogMel, n_frames
 from ggjit.models.files.sound import RATE, Sound
 from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.base.load_options import LoadOptions
@@ -19,7 +20,6 @@ from ggjit.models.networks.sounds.moonshine import Moonshine
 from ggjit.models.networks.sounds.whisper import Whisper
 from ggjit.models.speech.decoding import MAX_BEAM
 from ggjit.models.speech.inside import Listening, Spectrogram
-from ggjit.models.speech.mel import HOP, LogMel, n_frames
 from ggjit.models.speech.moonshine import MoonshineSpeech
 from ggjit.models.speech.speech_model import SpeechModel
 from ggjit.models.speech.streaming import LiveTranscript

@@ -15,8 +15,8 @@ import dataclasses
 
 import numpy as np
 
+from ggjit.models.files.mel import HOP, N_FFT, RANGE, n_frames
 from ggjit.models.speech.decoding import TextBatch, TokenRules, beam_search, decode
-from ggjit.models.speech.mel import HOP, N_FFT, RANGE, n_frames
 from ggjit.models.speech.transcript import Segment
 from ggjit.models.speech.words import words_of
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import types
 
-from ggjit.models.speech.mel import f64s
+from ggjit.models.files.mel import f64s
 from ggjit.ops.native.jit import array_maker, native
 
 FRAME = 0.02                    # seconds of an encoder's frame

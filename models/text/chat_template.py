@@ -38,7 +38,7 @@ class ChatPrompt(NamedTuple):
     ids: list
 
 
-def chat_prompt(file, tokenizer, messages, tools=None, add_generation_prompt=True, template=None, **variables):
+def chat_prompt(file, tokenizer, messages, /, tools=None, add_generation_prompt=True, template=None, **variables):
     """ChatPrompt of `messages`: a list of {"role": ..., "content": ...}, or a text that the user says.
 
     tools: passed on to the template, as are other `variables`.  template: Jinja source, or the name of one in the file

@@ -31,8 +31,15 @@ OWN = "steps", "eps", "block_length", "algorithm", "alg_temp", "cfg_scale"
 FILTERS = {"temp": 0.0, "top_k": 0, "top_p": 1.0}        # and off: what they cut off would make many tokens as sure
 SAMPLING = (*FILTERS, "seed")
 AT_MOST = 256                   # tokens of an answer without a limit
+# values of decoders' options that change nothing; of those that go with these, any does
+OFF = {**{name: OPTIONS[name].default for name in (
+    "typical_p", "top_n_sigma", "xtc_probability", "dynatemp_range", "repeat_penalty", "frequency_penalty",
+    "presence_penalty", "dry_multiplier", "mirostat", "adaptive_target", "logit_bias", "samplers")},
+    "min_p": 0.0, "n_keep": 0, "images": (), "grammar_triggers": ()}
+OF_OTHERS = ("cache_prompt", "xtc_threshold", "dynatemp_exponent", "penalty_last_n", "dry_base", "dry_allowed_length",
+             "dry_penalty_last_n", "dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "adaptive_decay")
 OF_DECODERS = ("grammar", "json_schema", "grammar_triggers", "cache_prompt", "context_shift", "n_keep", "logprobs",
-               "speculative", "images", *(name for name in OPTIONS if name not in SAMPLING))
+               "speculative", "images", "audio", *(name for name in OPTIONS if name not in SAMPLING))
 
 
 def shares(n_steps, eps):
@@ -94,8 +101,11 @@ class Diffusion:
         sampling = _own_sampling(model, sampling)
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
-        self.model, self.prompt_ids = model, model._checked_ids(prompt, model.n_ctx - 1).tolist()
+        self.model, self.prompt_ids = model, model._checked_ids(prompt, model.n_ctx).tolist()
         room = model.n_ctx - len(self.prompt_ids)
+        if not room:
+            raise ParamError(f"the prompt has {len(self.prompt_ids)} tokens, as many as the context: there is no room "
+                             f"for an answer; shorten it")
         n = min(room, AT_MOST) if n_predict == -1 else integer(
             "n_predict", n_predict, 1, room, f": the prompt has {len(self.prompt_ids)} tokens, the context "
             f"{model.n_ctx}, and all tokens are written at once")
@@ -185,11 +195,11 @@ class Diffusion:
 
     def _logits_at(self, masks):
         at = np.maximum(masks - 1, 0) if self.model.shifts_logits else masks
-        logits = self.model.logits(self.ids)[at]
+        logits = self.model.logits_at(self.ids, at)
         if self.cfg_scale:
             bare = self.ids.copy()
             bare[:len(self.prompt_ids)] = self.model.mask_id
-            without = self.model.logits(bare)[at]
+            without = self.model.logits_at(bare, at)
             logits = without + np.float32(self.cfg_scale + 1.0) * (logits - without)
         logits[:, self._never] = -math.inf
         return logits
@@ -198,13 +208,22 @@ class Diffusion:
 def _own_sampling(model, sampling):
     """The options without those of decoders that ask for nothing.  Errors: NotSupported, ParamError."""
     others = [name for name in sampling if name in OF_DECODERS]
-    given = [name for name in others if sampling[name] is not None and name != "cache_prompt"
-             and sampling[name] not in (False, 0, (), [])]
+    given = [name for name in others if _asks(name, sampling[name])]
     if given:
         raise NotSupported(f"{model.file.arch} models write all tokens at once, in no order: {', '.join(given)} fit "
                            f"models that write from left to right; leave that out")
     known_options("generate", sampling, ("n_predict", "stop", "ignore_eos", *others, *SAMPLING, *OWN))
     return {name: value for name, value in sampling.items() if name not in others}
+
+
+def _asks(name, value):
+    """Would this value change what a decoder writes, or tells?"""
+    if value is None or value is False or name in OF_OTHERS:
+        return False
+    off = OFF.get(name)
+    if isinstance(value, list | tuple):
+        return off is None or tuple(value) != off
+    return off is None or not isinstance(value, int | float | dict | np.number) or value != off
 
 
 def _at_least_0(name, value):

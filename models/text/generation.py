@@ -169,6 +169,8 @@ class Generation:
         except StopIteration:
             with self.model._lock:
                 self._forget_guesses()
+                if self.speculation is not None:
+                    self.speculation.is_on = False
             return None
 
     def _computed_piece(self):
@@ -214,9 +216,9 @@ class Generation:
         guesses, seconds = s.guess(self._read, min(left - 1, model.n_ctx - len(self._read), model.n_batch - 1))
         # ids from n_vocab on are pictures
         guesses = list(itertools.takewhile(lambda id: id < model.n_vocab, guesses))
-        if guesses:
-            # planned before the time is taken, once for each number of guesses
-            model.plan_apart(len(guesses) + 1)
+        # planned before the time is taken, once for each number of guesses
+        while guesses and not model.plan_apart(len(guesses) + 1):
+            guesses = s.narrowed(guesses)
         t0 = time.perf_counter()
         if not guesses:
             logits = model.decode(ids)

@@ -293,7 +293,7 @@ class Grammar:
         tops = sorted(self._tops[s] for s in stacks if s)
         words = {f"{_described(self._elements[at])} (rule {self._rules[at].name}, line {self._rules[at].line})": 0
                  for at in tops[:100]}
-        return "expected is " + " or ".join([*words][:5]) + (" ..." if len(words) > 5 else "")
+        return f"expected is {' or '.join([*words][:5]) or 'the end'}" + (" ..." if len(words) > 5 else "")
 
 
 def _described(e):

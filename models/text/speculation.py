@@ -9,6 +9,7 @@ random.
 
     lookup          what followed where the text had its last ORDER tokens before (Saxena 2023, prompt lookup)
     mtp             a layer of the model's own that was trained to guess (networks/parts/predictor.py)
+    a Drafter       a network that was trained on the model's own values (networks/texts/drafter.py)
     a draft model   a smaller model of the same vocabulary, its likeliest tokens (Leviathan et al. 2023)
 
 A batch of several tokens takes longer than one token.  `Speculation` keeps the account, in seconds of plain tokens, and
@@ -77,6 +78,8 @@ def guesser_of(model, speculative):
         return Lookup()
     if speculative == "mtp":
         return model.predicting()
+    if hasattr(speculative, "guesses_for"):
+        return speculative.guesses_for(model)
     if not hasattr(speculative, "keep_prefix"):
         raise TypeMismatch(f"speculative takes \"lookup\", \"mtp\", a loaded draft model, or None, got "
                            f"{type(speculative).__name__}")
@@ -98,9 +101,18 @@ class Speculation:
     """
 
     def __init__(self, guesser):
-        self.guesser, self.width = guesser, FIRST_WIDTH
+        self.guesser, self.width, self.widest = guesser, FIRST_WIDTH, WIDTHS[-1]
         self.n_drafted = self.n_accepted = 0
         self.is_on, self._plain, self._balance, self._open = True, [], 0.0, None
+        if hasattr(guesser, "users"):           # it keeps what it needs only while somebody guesses
+            guesser.users.add(self)
+
+    def narrowed(self, guesses):
+        """Fewer of them, since a batch with so many does not fit the arena: none will be so wide again."""
+        self.widest = max((w for w in WIDTHS if w <= len(guesses)), default=1)
+        self.width = min(self.width, self.widest)
+        self.is_on = self.widest > 1
+        return guesses[:self.widest - 1]
 
     def guess(self, ids, most):
         """(guesses, seconds) for the text `ids`; `most` of them fit.  No guesses: decode the last token alone."""
@@ -135,7 +147,7 @@ class Speculation:
         self._balance += accepted + 1 - seconds / one
         at = WIDTHS.index(self.width)
         if accepted == n:
-            self.width = WIDTHS[min(at + 1, len(WIDTHS) - 1)]
+            self.width = min(WIDTHS[min(at + 1, len(WIDTHS) - 1)], self.widest)
         elif 2 * accepted < n:
             self.width = WIDTHS[max(at - 1, 0)]
         self.is_on = self._balance > -ALLOWED

@@ -48,8 +48,8 @@ class RowTile(NamedTuple):
         return f"{self.rows}" if self.prefetch == OWN else f"{self.rows} {self.prefetch}"
 
 
-ONE_ROW, PLAIN, NEAR, AHEAD, FOUR = (RowTile(1), RowTile(1, NO_PREFETCH), RowTile(1, "near"), RowTile(1, "ahead"),
-                                    RowTile(4))
+ONE_ROW, PLAIN, NEAR, AHEAD, FOUR, FOUR_PLAIN = (
+    RowTile(1), RowTile(1, NO_PREFETCH), RowTile(1, "near"), RowTile(1, "ahead"), RowTile(4), RowTile(4, NO_PREFETCH))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +80,8 @@ ZEN = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS))
 ZEN5 = Rule(ONE_ROW, {F16: AHEAD, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS),
             (16, 16), True, 80, 6)
 INTEL = Rule(ONE_ROW, {}, FOUR, tuple(t for t in FORMATS if t is not Q6_K))
-NEON = Rule(PLAIN, {F16: FOUR if neon.HAS_FMLAL else PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS), direct=8,
-            pairs=4)
+NEON = Rule(PLAIN, {F16: FOUR_PLAIN if neon.HAS_FMLAL else PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS),
+            direct=8, pairs=4)
 RULES = {"znver5": ZEN5, "znver": ZEN, **dict.fromkeys((
     "skylake-avx512", "cascadelake", "cooperlake", "icelake", "rocketlake", "sapphirerapids", "emeraldrapids",
     "graniterapids"), INTEL)}
@@ -123,7 +123,8 @@ def candidates(type):
     rows = TILE_ROWS if isa.ISA == "avx512" and not type.quantized else TILE_ROWS[:3]
     dot = traits_of(type).dot
     others = [how for how in PREFETCHES if prefetching(dot, how) != prefetching(dot, OWN)]
-    return (ONE_ROW, *(RowTile(1, how) for how in others), *map(RowTile, rows[1:]))
+    plain = [FOUR_PLAIN] * (isa.ISA == "neon" and not type.quantized)
+    return (ONE_ROW, *(RowTile(1, how) for how in others), *plain, *map(RowTile, rows[1:]))
 
 
 def layout_candidates(type):

@@ -11,6 +11,9 @@ all rows at once.
 A part is what shares an integer scale: a block of 32, or 16 or 32 elements of a super-block:
 
     value = scale[part] (code - zero_point) - offset[part]
+
+The integer scales of a super-block times its d are float32 on x86.  NEON multiplies by integers as fast as it converts
+them: there they stay integers, and d comes last.
 """
 import dataclasses
 import itertools
@@ -20,7 +23,7 @@ from llvmlite import ir
 
 from ggjit.ops.core.types import BY_NAME, Type
 from ggjit.ops.native import isa, neon
-from ggjit.ops.native.lanes import i64, nibbles_ir, splat_const
+from ggjit.ops.native.lanes import i64, nibbles_ir, splat_const, zero
 from ggjit.ops.native.mem import call_intrinsic
 from ggjit.ops.native.simd import W, const_ir, load_ir, shuffle_ir, vec_ir
 from ggjit.ops.types import fp4, iq4_nl
@@ -35,17 +38,19 @@ HALF, BYTE, WORD = 2, 1, 4
 class Format:
     """A type's blocks with rows interleaved.  The `_ir` members build LLVM IR.
 
-    runs        ((bytes a field, first byte in the file's block, fields), ...) in the order of the layout, words first
+    runs        ((bytes a field, first byte in the file's block, fields[, xor of every byte of a word]), ...) in the
+                order of the layout, words first
     n_parts     parts of a block
     fours_ir    (b, rows, part) -> pairs (which four of the part, vector of four codes a lane), each asked for when it
                 is multiplied: those of one word one after the other, so that no word waits in a register
-    scale_ir    (b, rows, part) -> <L x float>
+    scale_ir    (b, rows, part) -> <L x float>; <L x i32> where there is d_ir
+    d_ir        (b, rows) -> <L x float>, what the integer scales of a super-block are multiplied with; or None
     offset_ir   (b, rows) -> <L x float>, the offset of a block of one part, or what its mins are multiplied with; None
     mins_ir     (b, rows, pair) -> <L x i32>, of parts 2 pair and 2 pair + 1, 16 bits each; NEON: all rows of the one,
                 then all of the other; or None
     signed      codes are signed bytes; else unsigned, and zero_point is subtracted
-    flip        xor of every byte of codes while packing
     part_nbytes of L rows, where all parts lie alike and fours_ir and scale_ir of part 0 serve all; else 0
+    sharing     so many parts, one after the other in `order`, are made of the same words
     paired      vectors 2 i and 2 i + 1 of fours_ir are the fours 2 i and 2 i + 1 of rows 0 and 1, and of rows 2 and 3:
                 eight codes of a row lie side by side, as NEON multiplies matrices
     """
@@ -54,18 +59,26 @@ class Format:
     n_parts: int
     fours_ir: Callable
     scale_ir: Callable
+    d_ir: Callable | None = None
     offset_ir: Callable | None = None
     mins_ir: Callable | None = None
     zero_point: int = 0
     signed: bool = False
-    flip: int = 0
     part_nbytes: int = 0
+    sharing: int = 1
     paired: bool = False
 
     @property
     def n_fours(self):
         """Groups of four weights in a part."""
         return self.type.block // self.n_parts // 4
+
+    @property
+    def order(self):
+        """Parts as they are multiplied.  Sums of integers have no order: parts of the same words follow each other."""
+        if self.d_ir and self.n_parts == 16:
+            return [8 * n + 2 * q + half for n in range(2) for half in range(2) for q in (0, 2, 1, 3)]
+        return range(self.n_parts)
 
     @property
     def packed(self):
@@ -75,20 +88,22 @@ class Format:
     @property
     def nbytes(self):
         """Bytes of a block of L rows."""
-        return LANES * sum(width * n for width, _, n in self.runs)
+        return LANES * sum(width * n for width, _, n, *_ in self.runs)
 
     @property
     def starts(self):
         """Byte at which each run of L interleaved blocks begins."""
-        return list(itertools.accumulate((width * LANES * n for width, _, n in self.runs[:-1]), initial=0))
+        return list(itertools.accumulate((width * LANES * n for width, _, n, *_ in self.runs[:-1]), initial=0))
 
 
 class InterleavedRows:
     """Fields of L interleaved blocks, which begin at p; words: a second copy of p, hidden from LLVM."""
 
     def __init__(self, b, format, p, words):
-        self.b, self.starts = b, {width: b.add(words if width == WORD else p, i64(start))
-                                  for (width, _, _), start in zip(format.runs, format.starts, strict=True)}
+        self.b, first = b, {}
+        for (width, *_), start in zip(format.runs, format.starts, strict=True):
+            first.setdefault(width, start)
+        self.starts = {width: b.add(words if width == WORD else p, i64(start)) for width, start in first.items()}
 
     def _load(self, width, i, elem, n):
         return load_ir(self.b, self.b.add(self.starts[width], i64(width * LANES * i)), vec_ir(elem, n))
@@ -133,6 +148,14 @@ def _signed_byte(b, v, i):
     """Byte i of every 32-bit lane, with its sign."""
     v = b.shl(v, splat_const("i32", 24 - 8 * i, LANES)) if i < 3 else v
     return b.ashr(v, splat_const("i32", 24, LANES))
+
+
+def _d(b, rows):
+    return rows.half(0)
+
+
+def _quarter_of_d(b, rows):
+    return b.fmul(rows.half(0), splat_const("f32", 0.25, LANES))
 
 
 def _times(b, d, x):
@@ -226,7 +249,7 @@ def _k4_bytes(first):
     def mins(b, rows, pair):
         at = 2 * pair % 4
         return _bytes(b, four(b, rows, 1, 2 * pair), at, at + 1)
-    return lambda b, rows, j: _times(b, rows.half(0), _bytes(b, four(b, rows, 0, j), j % 4)), mins
+    return lambda b, rows, j: _bytes(b, four(b, rows, 0, j), j % 4), mins
 
 
 def _k4(first):
@@ -238,8 +261,7 @@ def _k4(first):
             return _bits(b, scales, at, 63), _bits(b, mins, at, 63)
         return (b.or_(_bits(b, rest, at, 15), _bits(b, scales, at + 6, 3, 4)),
                 b.or_(_bits(b, rest, at + 4, 15), _bits(b, mins, at + 6, 3, 4)))
-    return (lambda b, rows, j: _times(b, rows.half(0), pair(b, rows, j)[0]),
-            _pairs(lambda b, rows, j: pair(b, rows, j)[1]))
+    return lambda b, rows, j: pair(b, rows, j)[0], _pairs(lambda b, rows, j: pair(b, rows, j)[1])
 
 
 def _k_nibbles(first):
@@ -262,7 +284,7 @@ def _two_bits(first):
 
 
 def _q2_scale(b, rows, j):
-    return _times(b, rows.half(0), _bits(b, rows.word32(j // 4), 8 * (j % 4), 15))
+    return _bits(b, rows.word32(j // 4), 8 * (j % 4), 15)
 
 
 def _q2_min(b, rows, j):
@@ -278,31 +300,65 @@ def _q3_fours(b, rows, part):
 def _q3_scale(b, rows, j):
     low = _bits(b, rows.word32(24 + j % 8 // 4), 8 * (j % 4) + 4 * (j // 8), 15)
     high = _bits(b, rows.word32(26), 8 * (j % 4) + 2 * (j // 4), 3, 4)
-    return _times(b, rows.half(0), b.sub(b.or_(low, high), splat_const("i32", 32, LANES)))
+    return b.sub(b.or_(low, high), splat_const("i32", 32, LANES))
+
+
+def _q6_words(rows, part):
+    """(q, vectors of nibbles, of upper bits): nibbles in the words 0 ... 31, the lower ones for q < 2; upper two bits
+    in 32 ... 47, from bit 2 q on (ops/types/q6_K.py)."""
+    group, half = part // 2, part % 2
+    n, q = group // 4, group % 4
+    return q, [(rows.word(16 * n + 8 * (q % 2) + 4 * half + c), rows.word(32 + 8 * n + 4 * half + c)) for c in range(4)]
 
 
 def _q6_fours(b, rows, part):
-    """Nibbles in the words 0 ... 31, upper two bits in 32 ... 47 (ops/types/q6_K.py)."""
-    group, half = part // 2, part % 2
-    n, q = group // 4, group % 4
-    for c in range(4):
-        low = _bits(b, rows.word(16 * n + 8 * (q % 2) + 4 * half + c), 4 * (q // 2), 15)
-        yield c, b.or_(low, _bits(b, rows.word(32 + 8 * n + 4 * half + c), 2 * q, 3, 4))
+    q, words = _q6_words(rows, part)
+    for c, (nibbles, upper) in enumerate(words):
+        yield c, b.or_(_bits(b, nibbles, 4 * (q // 2), 15), _bits(b, upper, 2 * q, 3, 4))
+
+
+def _q6_signed_fours(b, rows, part):
+    """4 (code - 32) as signed bytes, for NEON, which inserts bits where it shifts.  The upper bit of two is flipped."""
+    q, words = _q6_words(rows, part)
+
+    def shifted(v, n):
+        return b.shl(v, splat_const("i8", n, 4 * LANES)) if n else v
+    for c, (nibbles, upper) in enumerate(words):
+        if q == 0:
+            yield c, neon.insert_left_ir(b, shifted(nibbles, 2), upper, 6)
+        elif q == 1:
+            yield c, neon.insert_right_ir(b, shifted(upper, 4), shifted(nibbles, 4), 2)
+        else:
+            four = neon.insert_right_ir(b, shifted(upper, 6 - 2 * q), nibbles, 2)
+            yield c, b.and_(four, splat_const("i8", -4, 4 * LANES))
 
 
 def _q6_scale(b, rows, j):
-    return _times(b, rows.half(0), _signed_byte(b, rows.word32(48 + j // 4), j % 4))
+    if isa.ISA == "neon":               # by a product: Q6_K's codes take all the shifts a processor has time for
+        return neon.quads_ir(b, zero("i32", LANES), rows.word(48 + j // 4), neon.one_byte_ir(b, j % 4))
+    return _signed_byte(b, rows.word32(48 + j // 4), j % 4)
 
 
 def _xs_scale(b, rows, j):
     low, high = _bits(b, rows.word32(0), 4 * j, 15), _bits(b, rows.half_bits(1), 2 * j, 3, 4)
-    return _times(b, rows.half(0), b.sub(b.or_(low, high), splat_const("i32", 32, LANES)))
+    return b.sub(b.or_(low, high), splat_const("i32", 32, LANES))
 
 
 # ---------------------------------------------------------------- the table
+def _scales(scale_ir):
+    """Of a super-block: the integers and d, or their products."""
+    if isa.ISA == "neon":
+        return {"scale_ir": scale_ir, "d_ir": _d}
+    return {"scale_ir": lambda b, rows, part: _times(b, rows.half(0), scale_ir(b, rows, part))}
+
+
 def _formats():
     signed = {"zero_point": 128} if UNSIGNED else {"signed": True}
     k4 = _k4_bytes(0) if isa.ISA == "neon" else _k4(0)
+    q6 = dict(_scales(_q6_scale), runs=((WORD, 0, 52), (HALF, 208, 1)), fours_ir=_q6_fours, zero_point=32)
+    if isa.ISA == "neon":
+        q6 = dict(scale_ir=_q6_scale, d_ir=_quarter_of_d, fours_ir=_q6_signed_fours, signed=True,
+                  runs=((WORD, 0, 32), (WORD, 128, 16, 0xAA), (WORD, 192, 4), (HALF, 208, 1)))
     parts = {
         "q4_0": dict(runs=((WORD, 2, 4), (HALF, 0, 1)), fours_ir=_nibbles(0), scale_ir=_half_scale(0), zero_point=8),
         "q4_1": dict(runs=((WORD, 4, 4), (HALF, 0, 2)), fours_ir=_nibbles(0), scale_ir=_half_scale(0),
@@ -310,46 +366,47 @@ def _formats():
         "q5_0": dict(runs=((WORD, 2, 5), (HALF, 0, 1)), fours_ir=_five_bits, scale_ir=_half_scale(0), zero_point=16),
         "q5_1": dict(runs=((WORD, 4, 5), (HALF, 0, 2)), fours_ir=_five_bits, scale_ir=_half_scale(0),
                      offset_ir=_minus_half(1)),
-        "q8_0": dict(runs=((WORD, 2, 8), (HALF, 0, 1)), scale_ir=_half_scale(0), flip=0x80 * UNSIGNED, **signed,
+        "q8_0": dict(runs=((WORD, 2, 8, 0x80 * UNSIGNED), (HALF, 0, 1)), scale_ir=_half_scale(0), **signed,
                      fours_ir=lambda b, rows, part: ((c, rows.word(c)) for c in range(8))),
         "iq4_nl": dict(runs=((WORD, 2, 4), (HALF, 0, 1)), scale_ir=_half_scale(0), **signed,
                        fours_ir=_level_nibbles(iq4_nl.LEVELS, 0)),
         "mxfp4": dict(runs=((WORD, 1, 4), (BYTE, 0, 1)), scale_ir=_e8m0_scale, **signed,
                       fours_ir=_level_nibbles(fp4.LEVELS, 0)),
-        "q2_K": dict(runs=((WORD, 0, 20), (HALF, 80, 2)), n_parts=16, fours_ir=_two_bits(4), scale_ir=_q2_scale,
-                     offset_ir=_half_offset(1), mins_ir=_pairs(_q2_min)),
-        "q3_K": dict(runs=((WORD, 0, 27), (HALF, 108, 1)), n_parts=16, fours_ir=_q3_fours, scale_ir=_q3_scale,
-                     zero_point=4),
-        "q4_K": dict(runs=((WORD, 4, 35), (HALF, 0, 2)), n_parts=8, fours_ir=_k_nibbles(3), scale_ir=k4[0],
-                     offset_ir=_half_offset(1), mins_ir=k4[1]),
-        "q5_K": dict(runs=((WORD, 4, 43), (HALF, 0, 2)), n_parts=8, fours_ir=_q5_fours, scale_ir=k4[0],
-                     offset_ir=_half_offset(1), mins_ir=k4[1]),
-        "q6_K": dict(runs=((WORD, 0, 52), (HALF, 208, 1)), n_parts=16, fours_ir=_q6_fours, scale_ir=_q6_scale,
-                     zero_point=32),
-        "iq4_xs": dict(runs=((WORD, 4, 33), (HALF, 0, 2)), n_parts=8, scale_ir=_xs_scale, **signed,
+        "q2_K": dict(runs=((WORD, 0, 20), (HALF, 80, 2)), n_parts=16, sharing=2, **_scales(_q2_scale),
+                     fours_ir=_two_bits(4), offset_ir=_half_offset(1), mins_ir=_pairs(_q2_min)),
+        "q3_K": dict(runs=((WORD, 0, 27), (HALF, 108, 1)), n_parts=16, sharing=2, **_scales(_q3_scale),
+                     fours_ir=_q3_fours, zero_point=4),
+        "q4_K": dict(runs=((WORD, 4, 35), (HALF, 0, 2)), n_parts=8, sharing=2, **_scales(k4[0]),
+                     fours_ir=_k_nibbles(3), offset_ir=_half_offset(1), mins_ir=k4[1]),
+        "q5_K": dict(runs=((WORD, 4, 43), (HALF, 0, 2)), n_parts=8, **_scales(k4[0]),
+                     fours_ir=_q5_fours, offset_ir=_half_offset(1), mins_ir=k4[1]),
+        "q6_K": dict(n_parts=16, sharing=2, **q6),
+        "iq4_xs": dict(runs=((WORD, 4, 33), (HALF, 0, 2)), n_parts=8, **_scales(_xs_scale), **signed,
                        fours_ir=_level_nibbles(iq4_nl.LEVELS, 1)),
     }
     formats = {BY_NAME[name]: Format(BY_NAME[name], **{"n_parts": 1, **p}) for name, p in parts.items()}
     for type, f in formats.items():
-        assert sum(width * n for width, _, n in f.runs) == type.nbytes, type
+        assert sum(width * n for width, _, n, *_ in f.runs) == type.nbytes, type
     return formats
 
 
 FORMATS = _formats() if isa.X86_LEVEL or neon.HAS_SDOT else {}
 
 
-# ---------------------------------------------------------------- unpacked: codes as bytes, factors as float32
+# ---------------------------------------------------------------- unpacked: codes as bytes, factors of 32 bits
 def unpacked(format):
-    """The Format of its blocks unpacked: for each part its codes and its scale, then mins and offset, 32 bits each.
+    """The Format of its blocks unpacked: for each part its codes and its scale, then mins, offset and d, 32 bits each.
     NEON's products are signed: there the zero point is subtracted."""
     n, parts = format.n_fours, format.n_parts
     mins = (n + 1) * parts
     offset = mins + parts // 2 * bool(format.mins_ir)
+    d = offset + bool(format.offset_ir)
     return dataclasses.replace(
-        format, runs=((WORD, 0, offset + bool(format.offset_ir)),), flip=0, part_nbytes=4 * LANES * (n + 1),
+        format, runs=((WORD, 0, d + bool(format.d_ir)),), part_nbytes=4 * LANES * (n + 1),
         zero_point=0 if isa.ISA == "neon" else format.zero_point, paired=neon.HAS_SMMLA,
         fours_ir=lambda b, rows, part: ((c, rows.word((n + 1) * part + c)) for c in range(n)),
-        scale_ir=lambda b, rows, part: rows.floats((n + 1) * part + n),
+        scale_ir=lambda b, rows, part: (rows.word32 if format.d_ir else rows.floats)((n + 1) * part + n),
+        d_ir=format.d_ir and (lambda b, rows: rows.floats(d)),
         offset_ir=format.offset_ir and (lambda b, rows: rows.floats(offset)),
         mins_ir=format.mins_ir and (lambda b, rows, pair: rows.word32(mins + pair)))
 
@@ -364,12 +421,14 @@ def _paired(b, fours):
 def unpacked_words_ir(b, format, rows):
     """The words of a block of `unpacked(format)`, in their order."""
     to = unpacked(format)
-    zero = splat_const("i8", format.zero_point - to.zero_point, 4 * LANES)
+    shift = splat_const("i8", format.zero_point - to.zero_point, 4 * LANES)
     for part in range(format.n_parts):
-        fours = [b.sub(codes, zero) for _, codes in sorted(format.fours_ir(b, rows, part), key=lambda four: four[0])]
+        fours = [b.sub(codes, shift) for _, codes in sorted(format.fours_ir(b, rows, part), key=lambda four: four[0])]
         yield from _paired(b, fours) if to.paired else fours
         yield format.scale_ir(b, rows, part)
     if format.mins_ir:
         yield from (format.mins_ir(b, rows, pair) for pair in range(format.n_parts // 2))
     if format.offset_ir:
         yield format.offset_ir(b, rows)
+    if format.d_ir:
+        yield format.d_ir(b, rows)

@@ -5,6 +5,7 @@
 Folder and file belong to this user (or root), and no other user may write them; links are not followed.  Both are
 checked on the descriptors that are read from.  Payloads are parts with their lengths in front: nothing is unpickled.
 """
+import contextlib
 import errno
 import hashlib
 import os
@@ -31,8 +32,11 @@ def cache_dir():
     return pathlib.Path(os.environ.get("GGJIT_CACHE_DIR") or platformdirs.user_cache_dir("ggjit", appauthor=False))
 
 
-def read(path):
-    """The payload of a file, or None where there is none.  Errors: Unusable, OSError."""
+def open_own(path):
+    """A file of the cache that no other user can write, opened to be read; None where there is none.
+
+    Errors: Unusable, OSError.
+    """
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY) if _AT else None
     except FileNotFoundError:
@@ -48,28 +52,63 @@ def read(path):
     finally:
         if folder is not None:
             os.close(folder)
-    with os.fdopen(file, "rb") as f:
+    opened = os.fdopen(file, "rb")
+    try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode):
             raise Unusable("not a plain file; remove it")
         _require_private(found, path)
-        content = f.read(MAX_NBYTES + 1)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def read(path):
+    """The payload of a file, or None where there is none.  Errors: Unusable, OSError."""
+    file = open_own(path)
+    if file is None:
+        return None
+    with file:
+        content = file.read(MAX_NBYTES + 1)
     payload = content[_HEAD:]
     if len(content) > MAX_NBYTES or content[:_HEAD] != _head(path, payload):
         raise Unusable("a damaged file, compiled again")
     return payload
 
 
+def make_folder(folder):
+    """Make a folder of the cache, for this user alone.  Errors: OSError; PermissionError where the folder above belongs
+    to another user."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        _require_own(folder.parent)
+    except Unusable as e:
+        raise PermissionError(errno.EPERM, str(e), str(folder)) from None
+
+
+def make_room(folder, nbytes, limit_nbytes):
+    """Remove the files of a folder that were not used for longest, until nbytes more are within the limit.  Errors:
+    OSError."""
+    found = []
+    for file in folder.iterdir():
+        with contextlib.suppress(OSError):      # another process has just removed it
+            s = os.stat(file)
+            found.append((s.st_mtime_ns, s.st_size, file))
+    held = sum(size for _, size, _ in found)
+    for _, size, file in sorted(found):
+        if held + nbytes <= limit_nbytes:
+            break
+        file.unlink(missing_ok=True)
+        held -= size
+
+
 def write(path, payload):
     """Write a file, whole or not at all, for this user alone.  Errors: OSError; PermissionError where the folder above
     belongs to another user."""
-    if not path.parent.is_dir():
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-    try:
-        _require_own(path.parent.parent)
-    except Unusable as e:
-        raise PermissionError(errno.EPERM, str(e), str(path)) from None
+    make_folder(path.parent)
     write_whole(path, _head(path, payload) + payload, mode=0o600, durable=False, devices=False)
 
 

@@ -6,7 +6,7 @@ one has: four bytes are summed by `sdot`, without it by widening products.
 from llvmlite import ir
 
 from ggjit.ops.native import isa
-from ggjit.ops.native.mem import call_intrinsic
+from ggjit.ops.native.mem import IR_I32, call_intrinsic
 from ggjit.ops.native.simd import const_ir, shuffle_ir, vec_ir
 
 HAS_SDOT, HAS_SMMLA, HAS_FMLAL = (isa.ISA == "neon" and f in isa.FEATURES for f in ("dotprod", "i8mm", "fp16fml"))
@@ -30,6 +30,11 @@ def quads_ir(b, acc, x, y):
                 for pair in zip(parts_ir(b, x, 8), parts_ir(b, y, 8), strict=True)]
     pairs = _call(b, "addp.v8i16", vec_ir("i16", 8), *products)
     return b.add(acc, _call(b, "saddlp.v4i32.v8i16", acc.type, pairs))
+
+
+def one_byte_ir(b, i):
+    """<16 x i8>: 1 in byte i of every four, else 0.  `quads_ir` with it takes that byte of each lane, and its sign."""
+    return b.bitcast(const_ir("i32", [1 << 8 * i] * 4), vec_ir("i8", 16))
 
 
 def matrix_ir(b, acc, x, y):
@@ -57,6 +62,16 @@ def pair_products_ir(b, acc, x, ys):
     for part, y in zip(parts_ir(b, b.bitcast(x, vec_ir("i16", 8)), 4), ys, strict=True):
         acc = b.add(acc, _call(b, "smull.v4i32", vec_ir("i32", 4), part, y))
     return acc
+
+
+def insert_left_ir(b, v, bits, n):
+    """bits << n in every byte of <16 x i8>, whose lower n bits are v's."""
+    return _call(b, "vsli.v16i8", v.type, v, bits, IR_I32(n))
+
+
+def insert_right_ir(b, v, bits, n):
+    """bits >> n in every byte of <16 x i8>, whose upper n bits are v's."""
+    return _call(b, "vsri.v16i8", v.type, v, bits, IR_I32(n))
 
 
 def lookup_ir(b, table, index):

@@ -75,6 +75,14 @@ def test_older_logs_and_ends_that_are_given_back(tmp_path):
     assert run_plan_csv(path)["lower_bound"] == 100
 
 
+def test_buffers_of_no_bytes_lie_where_others_begin(tmp_path):
+    path = write(tmp_path / "empty.log", TAKE.format("none", 0, 0, 0), TAKE.format("a", 64, 0, 0),
+                 FREE.format("none", 0, 0, 0), FREE.format("a", 0, 0, 64), TAKE.format("b", 64, 0, 0))
+    trace = read_trace(path)
+    assert trace.taken == 64 and list(zip(trace.lower, trace.upper, trace.size, strict=True)) == [
+        (0, 2, 64), (2, 3, 64)]
+
+
 @pytest.mark.parametrize(("lines", "text"), [
     ([], "no line of ggml's allocator"),
     ([TAKE.format("a", 64, 0, 0), TAKE.format("b", 64, 32, 0)],

@@ -17,7 +17,7 @@ from helpers.arch_notation import (
 
 VARIANTS = ("step35-limits", "mimo2-fused", "laguna-plain", "granite_swa-moe", "smallthinker-full", "hy_v3-fused",
             "plamo3-full", "glm-dsa-shared", "nanbeige-bare", "hy_v3-nextn", "deepseek2-nextn",
-            "hy_v4-sparse")
+            "hy_v4-sparse", "deepseek4-limits")
 # (name of a tensor, rule of the tools and its numbers)
 RULES = (r"layer_output_scale", "near", 0.5, 0.2),
 WINDOW = {"attention.sliding_window": "W"}
@@ -86,6 +86,31 @@ HY_V4 = SPARSE_KV | {"expert_gating_func": 2, "hyper_connection.count": 4, "hype
 def _streams(sparse):
     return lambda c, i: NORMS + MLA + STREAMS + "attn_sinks=H attn_gate=H*VD,D " + INDEXER * (
         sparse and i % 2 == 0) + (EXPERTS_X + SHARED + PICKED if i else GATED)
+
+
+RATIOS = 0, 4, 128, 4
+POOLED = "{0}_kv={1}*{2},D {0}_gate={1}*{2},D {0}_ape={3},{1}*{2} {0}_norm={2} "
+
+
+def _deepseek4(c, i):
+    """Attention that sees old tokens in runs; the first two layers look experts up by token."""
+    mixer = ("attn_sinks=H attn_q_a=QL,D attn_q_a_norm=QL attn_q_b=Q,QL attn_kv=hd,D attn_kv_a_norm=hd "
+             "attn_output_a=2*16,Q//2 attn_output_b=D,2*16 ")
+    if RATIOS[i]:
+        mixer += POOLED.format("attn_compressor", 1 + (RATIOS[i] == 4), "hd", RATIOS[i])
+    if RATIOS[i] == 4:
+        mixer += POOLED.format("indexer_compressor", 2, 64, 4) + "indexer.proj=8,D indexer.attn_q_b=8*64,QL "
+    return NORMS + mixer + STREAMS.replace("=8,", "=24,").replace("base=8", "base=24").replace("scale=2", "scale=3") + (
+        EXPERTS_X + SHARED + (PICKED if i > 1 else "ffn_gate_tid2eid=V,U "))
+
+
+DEEPSEEK4 = {**MOE, "expert_shared_count": 2, "expert_gating_func": 4, "expert_weights_norm": True,
+             "expert_weights_scale": 1.7, "attention.q_lora_rank": "QL", "attention.sliding_window": 128,
+             "attention.indexer.head_count": 8, "attention.indexer.key_length": 64, "attention.indexer.top_k": 4,
+             "attention.output_group_count": 2, "attention.output_lora_rank": 16,
+             "attention.compress_rope_freq_base": 500.0, "hyper_connection.count": 4,
+             "hyper_connection.sinkhorn_iterations": 3, "hyper_connection.epsilon": 0.01, "hash_layer_count": 2,
+             "attention.compress_ratios": lambda c: list(RATIOS), "swiglu_clamp_exp": lambda c: [0.0] * c.layers}
 
 
 def _dots3_heads(c, i):
@@ -170,6 +195,11 @@ MORE = {
     "hy_v4-sparse": (_streams(True), dict(SPARSE, of="hy_v4", must_untie=True, top=STREAMS_TOP, kv=HY_V4 | {
         "attention.indexer.types": lambda c: [i % 2 == 0 for i in range(c.layers)],
         "swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)]})),
+    "deepseek4": (_deepseek4, dict(layers=4, hd=128, rot=.5, one_kv=True, shexp=2, must_untie=True, top=STREAMS_TOP,
+                                   rope="yarn", kv=DEEPSEEK4)),
+    "deepseek4-limits": (_deepseek4, dict(
+        of="deepseek4", layers=4, hd=128, rot=.5, one_kv=True, shexp=2, must_untie=True, top=STREAMS_TOP,
+        kv=DEEPSEEK4 | {"swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)], "hash_layer_count": 2})),
     "arctic": (NORMS + "ffn_norm_exps=D " + QKV + EXPERTS + "ffn_gate=D,D ffn_up=D,D ffn_down=D,D ", dict(
         square=True, ff_is_ffx=True, tied=True, kv={"expert_count": "X", "expert_used_count": "U"})),
     "grovemoe": (NORMS + QKV + HEAD_NORMS + EXPERTS_X + "ffn_gate_chexps=X//2,24,D ffn_up_chexps=X//2,24,D "

@@ -56,6 +56,7 @@ LOW_RANK_Q = "attn_q_a=QL,D attn_q_a_norm=QL attn_q_b=H*hd,QL "
 LATENT = "attn_kv_a_mqa=KL+R,D attn_kv_a_norm=KL attn_output=D,H*VD "
 LATENT_SIZES = {"attention.q_lora_rank": "QL", "attention.kv_lora_rank": "KL"}
 UNSCALED = {"gemma3n", "gemma4"}
+LONG = {"deepseek4-limits": 300}    # tokens of the text, where 40 do not show all
 FLASH = {"minimax-m3-sparse"}       # llama.cpp looks at all keys where flash attention is off
 BLOCK_INDEX = PICKED + "indexer.q_proj=K*32,D indexer.k_proj=32,D indexer.q_norm=32 indexer.k_norm=32 "
 MINIMAX_M3 = DENSE_FIRST | {
@@ -351,6 +352,12 @@ class Writer(gguf.GGUFWriter):
     def add_array(self, key, values):
         super().add_array(key.replace("apertus.xielu", "xielu"), values)
 
+    def add_tensor(self, name, values, **options):
+        if "tid2eid" in name:               # a token's experts, in any order
+            rng = np.random.default_rng(values.shape[1])
+            values = np.argsort(rng.random((values.shape[0], 6)), 1)[:, :values.shape[1]].astype(np.int32)
+        super().add_tensor(name, values, **options)
+
 
 def main(tools, name, folder, named=None):
     sizes = write(tools, name, os.path.join(folder, "model.gguf"))
@@ -362,7 +369,7 @@ def main(tools, name, folder, named=None):
         return
     lib = LlamaLib()                        # owns the log callback, so it has to live as long as the library is used
     path, other = (os.path.join(folder, name) for name in ("model.gguf", "moved.gguf"))
-    ids = np.random.default_rng(7).integers(0, sizes.vocab, 40).tolist()
+    ids = np.random.default_rng(7).integers(0, sizes.vocab, LONG.get(name, 40)).tolist()
     if sizes.embed:
         move(path, other)
         whole, again, pooled = encoded(lib, path, ids), encoded(lib, other, ids), embedding(lib, path, ids)
@@ -372,7 +379,7 @@ def main(tools, name, folder, named=None):
                         for p in (path, other))
         pooled = ()
     else:
-        c = lib.load(path).context(n_ctx=256, flash=int(name in FLASH), kv=0)
+        c = lib.load(path).context(n_ctx=512 if name in LONG else 256, flash=int(name in FLASH), kv=0)
         encode(c, name)
         whole = c.decode(ids, all_logits=True)
         c.reset()

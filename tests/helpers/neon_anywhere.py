@@ -58,6 +58,16 @@ def _saddlp(b, type, x):
     return _sums(b, _wide(b, x), 2)
 
 
+def _vsli(b, type, x, y, n):
+    mask = 256 - (1 << n.constant)
+    return b.or_(b.and_(x, ir.Constant(type, [~mask & 255] * 16)), b.shl(y, ir.Constant(type, [n.constant] * 16)))
+
+
+def _vsri(b, type, x, y, n):
+    kept = 255 & ~(255 >> n.constant)
+    return b.or_(b.and_(x, ir.Constant(type, [kept] * 16)), b.lshr(y, ir.Constant(type, [n.constant] * 16)))
+
+
 def _tbl1(b, type, table, index):
     out = ir.Constant(type, None)
     for lane in range(type.count):
@@ -82,7 +92,8 @@ def _bfdot(b, type, acc, x, y):
     return b.fadd(acc, b.fadd(_pick(b, products, range(0, 8, 2)), _pick(b, products, range(1, 8, 2))))
 
 
-MEANINGS = {f.__name__[1:]: f for f in (_sdot, _smmla, _smull, _addp, _saddlp, _tbl1, _fmlal, _fmlal2, _bfdot)}
+MEANINGS = {f.__name__[1:]: f for f in (_sdot, _smmla, _smull, _addp, _saddlp, _vsli, _vsri, _tbl1, _fmlal, _fmlal2,
+                                       _bfdot)}
 
 
 def become(level):

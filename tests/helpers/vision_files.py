@@ -12,23 +12,32 @@ import sys
 import gguf
 import numpy as np
 
+from ggjit.models.networks.base.load_options import LoadOptions
+from ggjit.models.networks.pictures.vision import Vision, VisionFile
 from helpers import arch_files
 from helpers.vocabularies import CHAR_OF_BYTE
 
 D, FF, HEADS, LAYERS, PATCH, TEXT = 48, 64, 4, 3, 4, arch_files.SMALL["embd"]
-SIDE = {"mlp": 24, "llava": 24, "gemma3": 32, "idefics3": 16, "pixtral": 24, "mistral3": 24, "qwen2": 24, "qwen25": 24,
-        "qwen3": 24, "internvl": 24, "llama4": 24, "resampler": 24}
+SIDE = {"mlp": 24, "llava": 24, "llava16": 24, "gemma3": 32, "idefics3": 16, "pixtral": 96, "mistral3": 96, "qwen2": 24,
+        "qwen25": 24, "qwen3": 24, "kimivl": 24, "gemma4": 24, "internvl": 24, "llama4": 24, "resampler": 24,
+        "minicpm46": 32}
 NAMES = tuple(SIDE)
-PROJECTOR = {"llava": "mlp", "mistral3": "pixtral", "qwen2": "qwen2vl_merger", "qwen25": "qwen2.5vl_merger",
-             "qwen3": "qwen3vl_merger"}
+PROJECTOR = {"llava": "mlp", "llava16": "mlp", "mistral3": "pixtral", "qwen2": "qwen2vl_merger",
+             "qwen25": "qwen2.5vl_merger", "qwen3": "qwen3vl_merger", "gemma4": "gemma4v", "minicpm46": "minicpmv4_6"}
 ACT = {"pixtral": "silu", "mistral3": "silu", "qwen25": "silu", "qwen2": ""}        # others: gelu; "": none is stated
-RMS, NO_POSITIONS = ("pixtral", "mistral3", "qwen25"), ("pixtral", "mistral3", "qwen2", "qwen25")
-CLASS_FIRST = ("llava", "internvl")     # llama.cpp has that embedding behind the patches
+RMS, NO_POSITIONS = ("pixtral", "mistral3", "qwen25", "gemma4"), ("pixtral", "mistral3", "qwen2", "qwen25")
+GATED = ("pixtral", "mistral3", "qwen25", "gemma4")
+NO_BIAS = ("pixtral", "mistral3", "gemma4")
+CLASS_FIRST = ("llava", "llava16", "internvl")      # llama.cpp has that embedding behind the patches
 DECODER = {"qwen2": "qwen2vl", "qwen25": "qwen2vl", "qwen3": "qwen3vl"}             # others: llama
-N_DEEP, N_QUERIES, N_BUCKETS = 2, 7, 70
+N_DEEP, N_QUERIES, N_BUCKETS, N_ROWS = 2, 7, 70, 1024
 OWN = {"idefics3": {"projector.scale_factor": 2, "preproc_image_size": 32}, "gemma3": {"projector.scale_factor": 4},
        "mistral3": {"spatial_merge_size": 2}, "qwen25": {"n_wa_pattern": 2},
-       "internvl": {"projector.scale_factor": 2}, "llama4": {"projector.scale_factor": 2}}
+       "internvl": {"projector.scale_factor": 2}, "llama4": {"projector.scale_factor": 2},
+       "kimivl": {"projector.scale_factor": 2}, "gemma4": {"projector.scale_factor": 3},
+       "minicpm46": {"projector.scale_factor": 4, "wa_layer_indexes": [1]},
+       "llava16": {"image_grid_pinpoints": [24, 48, 48, 24, 48, 48, 72, 24, 24, 72],
+                   "mm_patch_merge_type": "spatial_unpad"}}
 MTMD = "<__media__>"
 PROMPT = f"See {MTMD} and {MTMD}: which?"
 
@@ -40,7 +49,10 @@ def picture(n, height, width):
     return np.rint(np.stack(waves, 2) * 100 + 128).astype(np.uint8)
 
 
-PICTURES = [(24, 24), (40, 61), (17, 9), (120, 136)]        # height, width; the last has several windows
+PICTURES = [(24, 24), (40, 61), (33, 17), (120, 136)]       # height, width; the last has several windows
+# of models whose tiles llama.cpp makes only from a picture: sizes whose tiles are the same there
+WHOLE = {"idefics3": PICTURES, "resampler": [(24, 24), (48, 96), (72, 24)],
+         "minicpm46": [(32, 32), (64, 128), (96, 32)]}
 TOLD = (1, 2)                                   # those of the prompt
 
 
@@ -51,7 +63,7 @@ def width(name):
 
 def _tensors(name):
     """{name: shape}"""
-    gated, biased = name in RMS, name not in ("pixtral", "mistral3")
+    gated, biased = name in GATED, name not in NO_BIAS
     bias, norm = ("weight", "bias") if biased else ("weight",), ("weight",) if name in RMS else ("weight", "bias")
     block = {f"attn_{c}": (D, D) for c in ("q", "k", "v", "out")} | {"ffn_up": (FF, D), "ffn_down": (D, FF)}
     if name == "qwen3":
@@ -61,14 +73,19 @@ def _tensors(name):
            for i in range(LAYERS) for part, shape in block.items() for what in bias}
     out |= {f"v.blk.{i}.{part}.{what}": (D,) for i in range(LAYERS) for part in ("ln1", "ln2") for what in norm}
     out |= {f"v.blk.{i}.{part}.weight": (D,) for i in range(LAYERS) for part in ("ls1", "ls2") if name == "internvl"}
+    out |= {f"v.blk.{i}.{part}.weight": shape for i in range(LAYERS) if name == "gemma4" for part, shape in (
+        ("attn_q_norm", (D // HEADS,)), ("attn_k_norm", (D // HEADS,)), ("attn_post_norm", (D,)),
+        ("ffn_post_norm", (D,)), ("out_scale", (1,)))}
     out["v.patch_embd.weight"] = (D, 3 * PATCH * PATCH) if name == "llama4" else (D, 3, PATCH, PATCH)
     n_class = int(name in (*CLASS_FIRST, "llama4"))
-    n = N_BUCKETS if name == "resampler" else SIDE[name] // PATCH
+    n = N_BUCKETS if name in ("resampler", "minicpm46") else SIDE[name] // PATCH
     out |= {"v.patch_embd.weight.1": (D, 3, PATCH, PATCH)} if name.startswith("qwen") else {}
-    out |= {} if name in NO_POSITIONS else {"v.position_embd.weight": (n * n + n_class, D)}
-    out |= {} if name in (*NO_POSITIONS, "llama4") else {"v.patch_embd.bias": (D,)}
+    positions = (2, N_ROWS, D) if name == "gemma4" else (n * n + n_class, D)
+    out |= {} if name in NO_POSITIONS else {"v.position_embd.weight": positions}
+    out |= {} if name in (*NO_POSITIONS, "llama4", "gemma4") else {"v.patch_embd.bias": (D,)}
     out |= {"v.class_embd": (D,)} if n_class else {}
-    before, after = name in ("pixtral", "mistral3", "llava", "llama4"), name not in ("pixtral", "mistral3", "internvl")
+    before = name in ("pixtral", "mistral3", "llava", "llava16", "llama4")
+    after = name not in ("pixtral", "mistral3", "internvl", "gemma4")
     return out | {f"v.{part}.{what}": (D,) for part, has in (("pre_ln", before), ("post_ln", after)) if has
                   for what in norm} | _projector(name)
 
@@ -81,8 +98,13 @@ def _with_bias(**shapes):
 
 def _projector(name):
     n = {"gemma3": 4}.get(name, 2) ** 2 * D
-    if name in ("mlp", "llava"):
-        return _with_bias(mm__0=(96, D), mm__2=(TEXT, 96))
+    if name in ("mlp", "llava", "llava16"):
+        return _with_bias(mm__0=(96, D), mm__2=(TEXT, 96)) | ({"v.image_newline": (TEXT,)} if name == "llava16" else {})
+    if name == "minicpm46":
+        window = {f"v__vit_merger__attn_{c}": (D, D) for c in ("q", "k", "v", "out")}
+        return _with_bias(**window, v__vit_merger__ln1=(D,), v__vit_merger__ds_ln=(n,), mm__input_norm=(n,),
+                          v__vit_merger__ds_ffn_up=(80, n), v__vit_merger__ds_ffn_down=(D, 80), mm__up=(96, n),
+                          mm__down=(TEXT, 96))
     if name.startswith("qwen"):
         deep = {f"v__deepstack__{i}__{part}": shape for i in range(N_DEEP)
                 for part, shape in (("norm", (n,)), ("fc1", (n, n)), ("fc2", (TEXT, n)))} if name == "qwen3" else {}
@@ -99,6 +121,8 @@ def _projector(name):
                     "v.token_embd.img_break": (TEXT,)},
         "mistral3": {"mm.1.weight": (96, D), "mm.2.weight": (TEXT, 96), "mm.input_norm.weight": (D,),
                      "mm.patch_merger.weight": (D, n), "v.token_embd.img_break": (TEXT,)},
+        "kimivl": _with_bias(mm__input_norm=(D,), mm__1=(n, n), mm__2=(TEXT, n)),
+        "gemma4": {"mm.input_projection.weight": (TEXT, D), "v.std_bias": (D,), "v.std_scale": (D,)},
         "internvl": _with_bias(mm__model__mlp__0=(n,), mm__model__mlp__1=(96, n), mm__model__mlp__3=(TEXT, 96)),
         "llama4": {"mm.model.mlp.1.weight": (96, n), "mm.model.mlp.2.weight": (80, 96),
                    "mm.model.fc.weight": (TEXT, 80)}}[name]
@@ -130,9 +154,20 @@ def clip_tensors():
     return {name: x for name, x in out.items() if not name.startswith("v.post_ln")}
 
 
-def write(name, path, seed=0, without=(), n_out=None, tensors=None, rolled=False, **keys):
+def _for_llamacpp(name, tensor, x):
+    """The position of the class embedding comes last; pairs of Kimi-VL's heads that columns turn are before those of
+    rows."""
+    if name in CLASS_FIRST and "position" in tensor:
+        return np.roll(x, -1, 0)
+    if name == "kimivl" and (".attn_q." in tensor or ".attn_k." in tensor):
+        by_pair = x.reshape(HEADS, D // HEADS // 4, 2, 2, *x.shape[1:])
+        return np.ascontiguousarray(by_pair.swapaxes(1, 2)).reshape(x.shape)
+    return x
+
+
+def write(name, path, seed=0, without=(), n_out=None, tensors=None, theirs=False, **keys):
     """The mmproj file; tensors: {name: array} instead of drawn ones, of an activation that the file does not name.
-    rolled: the position of the class embedding comes last, where llama.cpp has it."""
+    theirs: as llama.cpp computes it, where it departs from the model."""
     rng, w, n_out = np.random.default_rng(seed), gguf.GGUFWriter(str(path), "clip"), n_out or width(name)
     w.add_bool("clip.has_vision_encoder", True)
     w.add_string("clip.projector_type", PROJECTOR.get(name, name))
@@ -145,13 +180,14 @@ def write(name, path, seed=0, without=(), n_out=None, tensors=None, rolled=False
               "block_count": LAYERS, "attention.head_count": HEADS, "projection_dim": n_out,
               "attention.layer_norm_epsilon": 1e-5}
     values |= OWN.get(name, {}) | keys
+    add = {float: w.add_float32, int: w.add_uint32, list: w.add_array, str: w.add_string}
     for key, value in values.items():
-        (w.add_float32 if isinstance(value, float) else w.add_uint32)(f"clip.vision.{key}", value)
+        add[type(value)](f"clip.vision.{key}", value)
     w.add_array("clip.vision.image_mean", [0.5, 0.45, 0.4])
     w.add_array("clip.vision.image_std", [0.3, 0.25, 0.28])
     for tensor, x in (_drawn(rng, name, n_out) if tensors is None else tensors).items():
         if tensor not in without:
-            w.add_tensor(tensor, np.roll(x, -1, 0) if rolled and "position" in tensor else x)
+            w.add_tensor(tensor, _for_llamacpp(name, tensor, x) if theirs else x)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -166,8 +202,13 @@ def _drawn(rng, name, n_out):
         shape = tuple(n_out if n == TEXT and not tensor.startswith("v.blk") else n for n in shape)
         one = len(shape) == 1
         x = rng.standard_normal(shape) * (0.1 if one else 1 / np.prod(shape[1:]) ** 0.5)
-        is_norm = one and any(part in tensor for part in ("ln", "norm", "mlp.0")) and tensor.endswith("weight")
+        is_norm = one and any(part in tensor for part in ("ln", "norm", "mlp.0", "scale")) and tensor.endswith("weight")
         out[tensor] = (x + is_norm).astype(np.float32)
+    if name == "kimivl":                # llama.cpp resamples positions in another way; these are the same everywhere
+        out["v.position_embd.weight"][:] = out["v.position_embd.weight"][:1]
+    if name == "gemma4":                # what goes into and comes out of some matrices is kept within limits
+        out |= {f"v.blk.{i}.{part}.{what}": np.full(1, limit, np.float32) for i in range(LAYERS) for part, what, limit
+                in (("attn_q", "input_min", -1.5), ("attn_q", "input_max", 1.25), ("ffn_down", "output_max", 0.75))}
     return out
 
 
@@ -189,6 +230,7 @@ def library(L):
     for name, result, args in (
             ("mtmd_context_params_default", Params, ()), ("mtmd_init_from_file", P, (C.c_char_p, P, Params)),
             ("mtmd_bitmap_init", P, (C.c_uint32, C.c_uint32, C.c_char_p)), ("mtmd_input_chunks_init", P, ()),
+            ("mtmd_bitmap_init_from_audio", P, (C.c_size_t, C.c_char_p)),
             ("mtmd_tokenize", C.c_int32, (P, P, C.POINTER(Text), C.POINTER(P), C.c_size_t)),
             ("mtmd_input_chunks_size", C.c_size_t, (P,)), ("mtmd_input_chunks_get", P, (P, C.c_size_t)),
             ("mtmd_input_chunk_get_type", C.c_int, (P,)), ("mtmd_input_chunk_get_n_tokens", C.c_size_t, (P,)),
@@ -199,9 +241,16 @@ def library(L):
     return L
 
 
+def bitmap(L, x):
+    """Of a picture, or of float32 samples of a sound."""
+    if x.ndim == 1:
+        return L.mtmd_bitmap_init_from_audio(len(x), x.tobytes())
+    return L.mtmd_bitmap_init(x.shape[1], x.shape[0], x.tobytes())
+
+
 def chunks_of(L, context, prompt, images):
-    """Tokens of a prompt and its pictures."""
-    bitmaps = (C.c_void_p * len(images))(*(L.mtmd_bitmap_init(x.shape[1], x.shape[0], x.tobytes()) for x in images))
+    """Tokens of a prompt and its pictures and sounds."""
+    bitmaps = (C.c_void_p * len(images))(*(bitmap(L, x) for x in images))
     chunks = L.mtmd_input_chunks_init()
     text = Text(prompt.encode(), len(prompt), prompt != MTMD, True)
     assert L.mtmd_tokenize(context, chunks, C.byref(text), bitmaps, len(images)) == 0
@@ -209,8 +258,8 @@ def chunks_of(L, context, prompt, images):
 
 
 def logits(L, context, model, prompt, images):
-    """float32 (n_vocab,) after a prompt with pictures."""
-    c, n = model.context(n_ctx=512, flash=0, kv=0), C.c_int32()
+    """float32 (n_vocab,) after a prompt with pictures or sounds."""
+    c, n = model.context(n_ctx=1024, flash=0, kv=0), C.c_int32()
     chunks = chunks_of(L, context, prompt, images)
     assert L.mtmd_helper_eval_chunks(context, c.h, chunks, 0, 0, 512, True, C.byref(n)) == 0
     L.llama_get_logits_ith.restype, L.llama_get_logits_ith.argtypes = C.POINTER(C.c_float), (C.c_void_p, C.c_int32)
@@ -218,11 +267,11 @@ def logits(L, context, model, prompt, images):
 
 
 def vectors(L, context, image, n_out):
-    """[float32 (n, n_out)] of each image chunk that libmtmd makes of a picture."""
+    """[float32 (n, n_out)] of each chunk that libmtmd makes of a picture or a sound."""
     chunks, out = chunks_of(L, context, MTMD, [image]), []
     for i in range(L.mtmd_input_chunks_size(chunks)):
         chunk = L.mtmd_input_chunks_get(chunks, i)
-        if L.mtmd_input_chunk_get_type(chunk) == 1:
+        if L.mtmd_input_chunk_get_type(chunk) in (1, 2):
             assert L.mtmd_encode_chunk(context, chunk) == 0
             n = L.mtmd_input_chunk_get_n_tokens(chunk)
             out.append(np.ctypeslib.as_array(L.mtmd_get_output_embd(context), (n, n_out)).copy())
@@ -232,7 +281,8 @@ def vectors(L, context, image, n_out):
 SPECIAL = ["<s>", "</s>", "<start_of_image>", "<end_of_image>", "<fake_token_around_image>", "<global-img>",
            "[IMG_END]", *(f"<row_{i}_col_{j}>" for i in range(1, 4) for j in range(1, 4)), "<|vision_start|>",
            "<|vision_end|>", "<img>", "</img>", "<image>", "</image>", "<slice>", "</slice>", "<|image_start|>",
-           "<|image_end|>", "<|image|>", "<|tile_x_separator|>", "<|tile_y_separator|>"]
+           "<|image_end|>", "<|image|>", "<|tile_x_separator|>", "<|tile_y_separator|>", "<|media_start|>",
+           "<|media_end|>", "<|image>", "<image|>", "<|audio_bos|>", "<|audio_eos|>", "[BEGIN_AUDIO]"]
 
 
 def write_text(tools, path, name="mlp", vocab=300):
@@ -266,23 +316,40 @@ def write_text(tools, path, name="mlp", vocab=300):
     return path
 
 
-def main(tools, name, folder):
-    text, path, theirs = (os.path.join(folder, f) for f in ("text.gguf", "vision.gguf", "rolled.gguf"))
-    write_text(tools, text, name)
-    write(name, path)
-    write(name, theirs, rolled=name in CLASS_FIRST)
+def opened(text, mmproj, n_threads=1, flash=0):
+    """(library's owner, model, libmtmd, its context)"""
     from peer_llamacpp import LlamaLib
     lib = LlamaLib()                        # owns the log callback, so it has to live as long as the library is used
     model, L = lib.load(text), library(lib.L)
     params = L.mtmd_context_params_default()
-    params.use_gpu, params.warmup, params.n_threads, params.flash = False, False, 1, 0
-    context = L.mtmd_init_from_file(theirs.encode(), model.h, params)
+    params.use_gpu, params.warmup, params.n_threads, params.flash = False, False, n_threads, flash
+    context = L.mtmd_init_from_file(mmproj.encode(), model.h, params)
     assert context, lib.log[-2000:]
+    return lib, model, L, context
+
+
+def given(name, path):
+    """[[pictures that libmtmd gets for one]]: the fields of each, or the picture where llama.cpp makes them."""
+    if name in WHOLE:
+        return [[picture(n, h, w)] for n, (h, w) in enumerate(WHOLE[name])]
+    with Vision(VisionFile(path), LoadOptions(n_threads=1, reserve=False)) as v:
+        return [v.fields(picture(n, h, w)).fields for n, (h, w) in enumerate(PICTURES)]
+
+
+def main(tools, name, folder):
+    text, path, theirs = (os.path.join(folder, f) for f in ("text.gguf", "vision.gguf", "theirs.gguf"))
+    write_text(tools, text, name)
+    write(name, path)
+    write(name, theirs, theirs=True)
+    pictures = given(name, path)
+    _, model, L, context = opened(text, theirs)
     found, n_out = {}, width(name) * (1 + N_DEEP * (name == "qwen3"))
-    for n, (h, w) in enumerate(PICTURES):
-        for v in vectors(L, context, picture(n, h, w), n_out):
-            found[f"{n}.{len([k for k in found if k.startswith(f'{n}.')])}"] = v
-    found["logits"] = logits(L, context, model, PROMPT, [picture(n, *PICTURES[n]) for n in TOLD])
+    for n, fields in enumerate(pictures):
+        rows = [v for field in fields for v in vectors(L, context, field, n_out)]
+        found |= {f"{n}.{k}": v for k, v in enumerate(rows)}
+    told = [pictures[n][0] for n in TOLD]
+    found |= {f"told.{k}": x for k, x in enumerate(told)}
+    found["logits"] = logits(L, context, model, PROMPT, told)
     np.savez(os.path.join(folder, "vectors.npz"), **found)
 
 

@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 
-from ggjit.models.convert.whisper import mel_filters
+from ggjit.models.files.mel import mel_filters
 
 N_VOCAB, EOT, SOT, BEGIN, NO_SPEECH = 51865, 50257, 50258, 50364, 50362
 SIZES = dict(n_vocab=N_VOCAB, n_audio_ctx=64, n_audio_state=128, n_audio_head=2, n_audio_layer=2, n_text_ctx=96,

@@ -12,7 +12,7 @@ from ggjit.models import load_gguf, load_model, save_gguf
 from ggjit.models.blocks import feed_forward
 from ggjit.models.blocks.hparams import HParams
 from ggjit.models.families import experts
-from ggjit.models.families.registry import DECODERS, DIFFUSERS, ENCODERS
+from ggjit.models.families.registry import DECODERS, DIFFUSERS, DRAFTERS, ENCODERS
 from ggjit.models.networks.load import ARCHITECTURES
 from ggjit.models.networks.texts.encoder import relative_buckets
 
@@ -86,7 +86,7 @@ def test_against_llamacpp(name, written, table):
             assert abs(got - unit).max() <= (3e-3 if name == "bert" else 1e-3) * abs(unit).max()
             return
     options = {"kv_type": "F32", "flash": name in arch_files.FLASH}
-    with load_model(path, n_threads=1, n_ctx=64, n_batch=16, reserve=False, **options) as m:
+    with load_model(path, n_threads=1, n_ctx=max(64, len(ids)), n_batch=16, reserve=False, **options) as m:
         arch_files.prepared(m)
         whole = m.logits(ids)                           # in batches of 16, 16 and 8
         m.reset()
@@ -146,7 +146,7 @@ def test_hidden_states_give_the_logits(tmp_path):
 def test_unknown_architectures_are_told_the_known_ones(tmp_path):
     with pytest.raises(gg.ModelError, match="'gpt5' is not supported; supported: bert, .*llama.*deepseek2"):
         load_model(tiny_model.write(tmp_path / "m.gguf", arch="gpt5"))
-    assert len(ARCHITECTURES) >= 30 and set(FAMILIES) | {"whisper", "moonshine"} == set(ARCHITECTURES)
+    assert len(ARCHITECTURES) >= 30 and set(FAMILIES | DRAFTERS) | {"whisper", "moonshine"} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize(("arch", "metadata", "words"), [

@@ -24,6 +24,11 @@ def model(tmp_path):
         yield m
 
 
+def give(monkeypatch, model, logits):
+    """Let the model's logits be those of a function of the ids."""
+    monkeypatch.setattr(model, "logits_at", lambda ids, rows: logits(ids)[rows])
+
+
 def sure_of(order):
     """Logits [n, VOCAB] by which position `order[0]` is the surest, of token 10 + its number, and so on."""
     a = np.zeros((len(order) + 2, VOCAB), np.float32)
@@ -57,7 +62,7 @@ def test_the_surest_tokens_are_decided_first(algorithm, model, monkeypatch):
     def logits(ids):
         seen.append([int(i) for i in np.flatnonzero(np.array(ids)[2:] != MASK)])
         return sure_of(order)
-    monkeypatch.setattr(model, "logits", logits)
+    give(monkeypatch, model, logits)
     g = model.generate([1, 2], n_predict=4, algorithm=algorithm, block_length=4)
     pieces = list(g)
     assert seen == [[], [2], [0, 2], [0, 2, 3]] and g.stats["steps"] == 4
@@ -68,7 +73,7 @@ def test_the_surest_tokens_are_decided_first(algorithm, model, monkeypatch):
 def test_blocks_come_one_after_the_other(model, monkeypatch):
     """As many tokens at each step: 4 steps for 2 blocks of 3 and one of 1."""
     seen = []
-    monkeypatch.setattr(model, "logits", lambda ids: seen.append([int(i) for i in np.flatnonzero(ids[2:] != MASK)])
+    give(monkeypatch, model, lambda ids: seen.append([int(i) for i in np.flatnonzero(ids[2:] != MASK)])
                         or sure_of([6, 5, 4, 3, 2, 1, 0]))
     g = model.generate([1, 2], n_predict=7, steps=4, block_length=3)
     assert g.text == "10 11 12 13 14 15 16 "
@@ -77,7 +82,7 @@ def test_blocks_come_one_after_the_other(model, monkeypatch):
 
 def test_every_time_step_decides_its_share(model, monkeypatch):
     counts = []
-    monkeypatch.setattr(model, "logits", lambda ids: counts.append(int((ids == MASK).sum())) or sure_of(range(30)))
+    give(monkeypatch, model, lambda ids: counts.append(int((ids == MASK).sum())) or sure_of(range(30)))
     assert len(model.generate([1, 2], n_predict=30, steps=5, eps=1e-3, stop=[]).text.split()) == 30
     left = [30]
     for share in shares(5, 1e-3):
@@ -89,7 +94,7 @@ def test_logits_may_be_those_of_the_token_before(tmp_path, monkeypatch):
     """As of models made from decoders, where the file does not say otherwise."""
     with load_model(write(tmp_path / "m.gguf", arch="dream"), n_threads=1) as m:
         m._tokenizer = tiny_model.Words()
-        monkeypatch.setattr(m, "logits", lambda ids: np.roll(sure_of([0, 1, 2]), -1, axis=0))
+        give(monkeypatch, m, lambda ids: np.roll(sure_of([0, 1, 2]), -1, axis=0))
         assert m.generate([1, 2], n_predict=3).text == "10 11 12 "
 
 
@@ -103,7 +108,7 @@ def test_guidance_takes_what_the_prompt_changes(model, monkeypatch):
         a[:, 10] = 1.0
         a[:, 11] = 0.8 if ids[0] == MASK else 0.95
         return a
-    monkeypatch.setattr(model, "logits", logits)
+    give(monkeypatch, model, logits)
     assert model.generate([1, 2], n_predict=2, steps=1, block_length=2).text == "10 10 "
     assert model.generate([1, 2], n_predict=2, steps=1, block_length=2, cfg_scale=0.5).text == "11 11 "
     assert given[1:] == [[1, 2, MASK, MASK], [MASK] * 4]
@@ -112,7 +117,7 @@ def test_guidance_takes_what_the_prompt_changes(model, monkeypatch):
 def test_tokens_are_drawn_by_their_probabilities(model, monkeypatch):
     p = np.full(VOCAB, 1e-9)
     p[[10, 11, 12]] = 0.6, 0.3, 0.1
-    monkeypatch.setattr(model, "logits", lambda ids: np.tile(np.log(p), (len(ids), 1)).astype(np.float32))
+    give(monkeypatch, model, lambda ids: np.tile(np.log(p), (len(ids), 1)).astype(np.float32))
     for algorithm in ("origin", "random", "confidence"):
         runs = [model.generate([1, 2], n_predict=20, steps=1, eps=0.1, temp=1.0, top_k=0, top_p=1.0,
                                algorithm=algorithm, seed=seed) for seed in range(60)]
@@ -125,7 +130,7 @@ def test_tokens_are_drawn_by_their_probabilities(model, monkeypatch):
 
 def test_alg_temp_draws_what_is_decided(model, monkeypatch):
     """At 0 the surest alone; at a high one all alike."""
-    monkeypatch.setattr(model, "logits", lambda ids: sure_of([2, 0, 3, 1]))
+    give(monkeypatch, model, lambda ids: sure_of([2, 0, 3, 1]))
 
     def first(alg_temp, seed):
         g = model.generate([1, 2], n_predict=4, block_length=4, alg_temp=alg_temp, seed=seed)
@@ -142,7 +147,7 @@ def test_a_text_ends_where_it_says_so(model, monkeypatch):
     """Steps that would decide what comes behind its end are not computed."""
     for name, value in (("n_vocab", VOCAB), ("encode", lambda *a, **k: []), ("piece", lambda i, **k: str(i).encode())):
         monkeypatch.setattr(model._tokenizer, name, value, raising=False)
-    monkeypatch.setattr(model, "logits", lambda ids: sure_of([0, 1, 2, 3]))
+    give(monkeypatch, model, lambda ids: sure_of([0, 1, 2, 3]))
     g = model.generate([1, 2], n_predict=4, block_length=4, stop=["12 "])
     assert g.text == "10 11 " and g.stats["stop_reason"] == "stop_string" and g.stats["steps"] == 3
     monkeypatch.setattr(model._tokenizer, "stop_ids", (11,), raising=False)
@@ -178,10 +183,30 @@ def test_a_small_model_writes(arch, tmp_path):
         assert m.hidden([3, 4]).shape == (2, tiny_model.DIM) and m.logits([3, 4]).shape == (2, VOCAB)
 
 
+def test_logits_of_some_tokens_are_those_of_all(tmp_path):
+    """Rows are padded up to a power of two; a step computes those of its masks alone."""
+    with load_model(write(tmp_path / "m.gguf"), n_threads=1) as m:
+        m._tokenizer, ids = tiny_model.Words(), np.arange(9)
+        want = m.logits(ids)
+        for rows in ([7], [1, 8, 0], [5, 6, 2, 2, 8, 0], range(9)):
+            np.testing.assert_allclose(m.logits_at(ids, rows), want[list(rows)], atol=1e-4)
+        list(m.generate([3, 4, 6], n_predict=6, block_length=2))
+        assert {shape[2] for shape in m._steps._kept if shape[1:2] == ("logits",)} == {1, 2, 4, 8, 9}
+
+
+def test_a_prompt_without_room_for_an_answer(model):
+    with pytest.raises(gg.ParamError, match="64 tokens, as many as the context.*shorten it$"):
+        model.generate([1] * 64)
+    with pytest.raises(gg.ParamError, match="65 tokens do not fit the context of 64; shorten the text$"):
+        model.generate([1] * 65)
+
+
 @pytest.mark.parametrize(("options", "error", "words"), [
     ({"grammar": "root ::= [a-z]"}, gg.NotSupported, "write all tokens at once.*grammar"),
     ({"speculative": "lookup"}, gg.NotSupported, "speculative"), ({"logprobs": 3}, gg.NotSupported, "logprobs"),
-    ({"min_p": 0.1}, gg.NotSupported, "min_p"), ({"context_shift": True}, gg.NotSupported, "context_shift"),
+    ({"logprobs": 0}, gg.NotSupported, "logprobs"), ({"repeat_penalty": 1.1}, gg.NotSupported, "repeat_penalty"),
+    ({"images": np.zeros((4, 4, 3), np.uint8)}, gg.NotSupported, "images"), ({"min_p": 0.1}, gg.NotSupported, "min_p"),
+    ({"context_shift": True}, gg.NotSupported, "context_shift"),
     ({"stepz": 3}, gg.ParamError, "stepz"), ({"n_predict": 0}, gg.ParamError, "n_predict must be .* from 1 to 62"),
     ({"n_predict": 63}, gg.ParamError, "from 1 to 62.*all tokens are written at once"),
     ({"steps": 0}, gg.ParamError, "steps must be"), ({"algorithm": "best"}, gg.ParamError, "algorithm must be one of"),
@@ -195,10 +220,11 @@ def test_options_that_do_not_fit_are_refused(options, error, words, model):
 
 
 def test_options_of_decoders_that_ask_for_nothing_are_taken(model, monkeypatch):
-    monkeypatch.setattr(model, "logits", lambda ids: sure_of(range(len(ids) - 2)) if len(ids) < 35 else sure_of(
+    give(monkeypatch, model, lambda ids: sure_of(range(len(ids) - 2)) if len(ids) < 35 else sure_of(
         [*range(30), *[29] * 32]))
     g = model.generate([1, 2], -1, context_shift=False, n_keep=0, logprobs=None, speculative=None, images=[],
-                       cache_prompt=True, steps=2)
+                       cache_prompt=True, steps=2, repetition_penalty=1.0, min_p=0, presence_penalty=0.0, typical_p=1,
+                       logit_bias={}, mirostat=0, mirostat_tau=3.0)
     assert len(g.text.split()) == 62
 
 

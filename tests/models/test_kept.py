@@ -9,12 +9,15 @@ from helpers.sample import sampled
 
 from ggjit.models import load_model
 from ggjit.models.files.gguf import GGUFFile
+from ggjit.ops.core.types import I32
 
 NAMES = [(name,) for name in sorted({**arch_hybrids.MORE, **arch_experts.MORE})]
-ONE_TEXT = "t5", "glm5-next"            # tests/models/test_t5.py
+ONE_TEXT = "t5", "glm5-next", "deepseek4"       # tests/models/test_t5.py
 # tensors that nothing reads, by the ends of their names
 UNREAD = {"arwkv7": ("blk.0.time_mix_v0.weight", "blk.0.time_mix_v1.weight", "blk.0.time_mix_v2.weight"),
-          "kimi-k3": ("blk.0.attn_res_score.weight",), "t5": ("cross_attn_rel_b.weight",)}
+          "kimi-k3": ("blk.0.attn_res_score.weight",), "t5": ("cross_attn_rel_b.weight",),
+          # keys of 128 tokens, of which a text of 24 has none
+          "deepseek4": tuple(f"blk.2.attn_compressor_{n}.weight" for n in ("kv", "gate", "ape", "norm"))}
 IDS = np.random.default_rng(3).integers(0, 96, 24).tolist()
 
 
@@ -73,8 +76,11 @@ def test_every_tensor_changes_the_result(name, loaded, tmp_path):
             continue
         shutil.copy(tmp_path / "m.gguf", tmp_path / "other.gguf")
         raw = np.memmap(tmp_path / "other.gguf", np.uint8, "r+")
-        values = raw[info.offs:info.offs + info.nbytes].view(np.float32)
-        values += (3.0 if "exp_probs_b" in tensor else 0.5) * rng.standard_normal(values.shape, np.float32)
+        values = raw[info.offs:info.offs + info.nbytes].view(np.int32 if info.type is I32 else np.float32)
+        if info.type is I32:                # numbers of experts, those of another token
+            values[:] = np.roll(values, 5)
+        else:
+            values += (3.0 if "exp_probs_b" in tensor else 0.5) * rng.standard_normal(values.shape, np.float32)
         raw.flush()
         del raw
         with loaded(name, "other.gguf") as m:

@@ -4,6 +4,7 @@ Each case of helpers/memory_cases.py runs in a process of its own.  Some are dra
 """
 import json
 import random
+import types
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from helpers.paths import SHARED, TESTS_PATH
 from helpers.processes import ggjit, python, result
 from helpers.sample import SEED
 
-from ggjit.core.process_memory import process_memory, resident
+from ggjit.core.process_memory import is_cached, process_memory, resident
 from ggjit.models import load_model, smollm2_path
 from ggjit.models.files import smollm2
-from ggjit.models.networks.base.memory import PROCESS
+from ggjit.models.networks.base.memory import AROUND, PROCESS, read_by_rows
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import StaleHandle
 from ggjit.ops.core.host_memory import pages
@@ -105,6 +106,19 @@ def test_pages_count_when_they_are_touched():
     before = process_memory().anonymous
     del a
     assert before - process_memory().anonymous > 60 * MIB, "its pages go back to the system at once"
+
+
+def test_announcing_reads_nothing_from_the_disk(tmp_path):
+    """A sparse file that nobody has read: none of it is in memory afterwards."""
+    with open(tmp_path / "w", "wb") as f:
+        f.truncate(8 * MIB)
+    data = np.memmap(tmp_path / "w", np.uint8, "r")
+    file = types.SimpleNamespace(tensors={"t": types.SimpleNamespace(part=0, offs=0)},
+                                 parts=[types.SimpleNamespace(map=lambda: data)])
+    assert not is_cached(data) and 0 < read_by_rows(file, "t", data.nbytes, 10) <= 10 * AROUND
+    assert resident(data) == (0, 0) and not is_cached(data)
+    assert data.sum() == 0 and is_cached(data)
+    assert 0 < read_by_rows(file, "t", data.nbytes, 10) <= data.nbytes
 
 
 def test_the_command_announces_all_terms(path):

@@ -7,6 +7,8 @@ from helpers.tiny_model import Words
 
 import ggjit as gg
 from ggjit.models import load_gguf, load_model, save_gguf
+from ggjit.models.files.control_vector import ControlVector
+from ggjit.models.networks.parts.guesses import STATES
 from ggjit.models.text import speculation
 
 NAMES = "glm4moe-nextn", "hy_v3-nextn", "deepseek2-nextn"
@@ -43,11 +45,12 @@ def test_guesses_are_those_of_the_layer(name, parts, tmp_path, monkeypatch):
     with loaded(path) as m:
         before = np.concatenate([np.zeros((1, m.n_embd), np.float32), m.hidden(ids)[:-1]])
         guesser = m.predicting()
+        use = speculation.Speculation(guesser)              # states are kept while it guesses
         found = []
         monkeypatch.setattr(guesser, "_next", lambda *args, run=guesser._next: found.append(run(*args)) or found[-1])
         m.logits(ids)
         token = guesser.guess(ids, 1)
-        assert len(found) == 1 and token == [found[0][0]]
+        assert len(found) == 1 and token == [found[0][0]] and use.is_on
     p, table = f"blk.{n}.", w.get(f"blk.{n}.nextn.embed_tokens.weight", w["token_embd.weight"])
     x = np.concatenate([rms(table[ids], w[p + "nextn.enorm.weight"], eps),
                         rms(before, w[p + "nextn.hnorm.weight"], eps)], 1) @ w[p + "nextn.eh_proj.weight"].T
@@ -104,7 +107,68 @@ def test_right_guesses_are_kept(parts, tmp_path, monkeypatch):
         list(g)
         assert g.stats["tokens"] == want.stats["tokens"]
         assert g.stats["accepted_tokens"] == g.stats["drafted_tokens"] > 30
-        assert m.memory().terms["KV cache"] > 0
+        assert m.memory().terms["KV cache"] > 0 and m.memory().terms["next token"] > 0
+
+
+def test_who_asked_once_pays_once(parts, monkeypatch):
+    """Without a text that is guessed batches are plain; the next one is guessed again, whatever came between."""
+    monkeypatch.setattr(speculation, "ALLOWED", 1e9)
+    with loaded(parts("hy_v3-nextn")[0]) as m:
+        def plans():
+            return sum(STATES in shape for shape in m._steps._kept)
+        for n in (1, 2):
+            g = m.generate([7, 8, 9], 30, speculative="mtp")
+            list(g)
+            assert g.stats["drafted_tokens"] > 0 and plans()
+            m._steps.clear()
+            list(m.generate([7, 8, 9, n], 10))
+            assert not plans()
+
+
+def test_a_model_that_is_steered_meanwhile(parts, monkeypatch):
+    """The text goes on as the changed model writes it, guessed or not."""
+    monkeypatch.setattr(speculation, "ALLOWED", 1e9)
+    with loaded(parts("glm4moe-nextn")[0]) as m:
+        v = ControlVector({i: np.full(m.n_embd, 0.5, np.float32) for i in range(1, m.n_layer)})
+        found = []
+        for options in ({}, {"speculative": "mtp"}):
+            g = m.generate([7, 8, 9], 60, **options)
+            for change in (lambda: m.set_control_vectors([v]), lambda: m.set_lora([]), m.set_control_vectors):
+                for _ in range(12):
+                    next(g)
+                change()
+            list(g)
+            found.append(g.stats["tokens"])
+        assert found[0] == found[1] and g.stats["drafted_tokens"] > 0
+        m.set_control_vectors([v])
+        guesser = m.predicting()
+        use, ids = speculation.Speculation(guesser), list(range(20))
+        m.decode(ids)
+        states = guesser._states[:len(ids)].copy()
+        use.is_on = False
+        np.testing.assert_allclose(states, m.hidden(ids), atol=1e-4)
+
+
+def test_an_arena_is_kept(parts, monkeypatch):
+    """What does not fit is said before a token is read; guesses that do not fit are fewer."""
+    monkeypatch.setattr(speculation, "ALLOWED", 1e9)
+    path, prompt, refused = parts("hy_v3-nextn")[0], list(range(40)), 0
+    with pytest.raises(gg.BudgetError) as e:
+        loaded(path, n_batch=32, arena=1)
+    for times in (1, 2, 16):
+        with loaded(path, n_batch=32, arena=times * e.value.minimum) as m:
+            want, run = m.generate(prompt, 30, cache_prompt=False), None
+            list(want)
+            for how in ("lookup", "mtp"):
+                try:
+                    run = m.generate(prompt, 30, speculative=how)
+                except gg.BudgetError:
+                    assert how == "mtp" and m.predictor is None
+                    refused += 1
+                    continue
+                list(run)
+                assert run.stats["tokens"] == want.stats["tokens"]
+    assert refused and how == "mtp" and run.stats["drafted_tokens"] > 0
 
 
 def test_files_without_such_a_layer_say_so(parts, tmp_path):

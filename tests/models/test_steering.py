@@ -1,5 +1,6 @@
 """Adapters that are switched and scaled after loading, and control vectors: read, made, written, added."""
 import json
+import math
 import subprocess
 import sys
 
@@ -15,6 +16,8 @@ from ggjit.models import load_control_vector, load_model, make_control_vector, s
 from ggjit.models.files.adapter import new_adapter
 from ggjit.models.files.control_vector import ControlVector
 from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.networks.parts import steering
+from ggjit.models.networks.parts.saved_state import fingerprint
 from ggjit.models.networks.parts.steering import METHODS
 
 IDS = np.random.default_rng(5).integers(0, tiny_model.VOCAB, 12).tolist()
@@ -69,14 +72,62 @@ def test_what_does_not_fit_leaves_the_adapters_as_they_were(files, m, tmp_path):
     m.set_lora([(files[1], 0.5)])
     want = m.logits(IDS)
     other = tiny_model.write(tmp_path / "o.gguf", arch="qwen3")
-    for lora, error in (([(files[2], "much")], gg.ParamError), ("a.gguf", gg.TypeMismatch), ([other], gg.BadFile),
-                        ([files[2], tmp_path / "missing.gguf"], (gg.BadFile, OSError))):
+    missing = tmp_path / "missing.gguf"
+    for lora, error in (([(files[2], "much")], gg.ParamError), ([(files[1], math.nan)], gg.ParamError),
+                        ("a.gguf", gg.TypeMismatch), ([other], gg.BadFile),
+                        ([files[2], missing], (gg.BadFile, OSError)), ([files[1], missing], (gg.BadFile, OSError))):
         with pytest.raises(error):
             m.set_lora(lora)
         np.testing.assert_array_equal(m.logits(IDS), want)
     m.free()
     with pytest.raises(gg.StaleHandle):
         m.set_lora([])
+
+
+def test_memory_that_is_short_leaves_all_as_it_was(files, m, monkeypatch):
+    """What is in use is given up when the new is in its place."""
+    m.set_lora([(files[1], 0.5)])
+    m.set_control_vectors([vector()])
+    want = m.logits(IDS)
+
+    def short(*_):
+        raise gg.OutOfMemory("no room")
+    with monkeypatch.context() as patch, pytest.raises(gg.OutOfMemory):
+        patch.setattr(m, "_move_adapter", short)
+        m.set_lora([files[2]])
+    with monkeypatch.context() as patch, pytest.raises(gg.OutOfMemory):
+        patch.setattr(steering, "from_numpy", short)
+        m.set_control_vectors([vector(1)])
+    m._steps.clear()                        # new plans read the same leaves
+    m.reset()
+    np.testing.assert_array_equal(m.logits(IDS), want)
+
+
+def test_a_quantised_copy_has_what_was_set(files, m):
+    m.set_lora([(files[1], 0.5)])
+    m.set_control_vectors([vector()])
+    with m.quantize("Q8_0") as q, load_model(files[0], n_threads=1, lora=[(files[1], 0.5)]).quantize("Q8_0") as other:
+        assert fingerprint(q) not in (fingerprint(m), fingerprint(other))
+        other.set_control_vectors([vector()])
+        assert fingerprint(q) == fingerprint(other)
+        got = q.logits(IDS)
+        np.testing.assert_array_equal(got, other.logits(IDS))
+        assert abs(got - m.logits(IDS)).max() < 0.1 < abs(got - logits(files[0])).max()
+
+
+def test_a_state_is_of_the_vectors_it_was_made_with(m):
+    m.logits(IDS)
+    plain = m.save_state()
+    m.set_control_vectors([vector()])
+    with pytest.raises(gg.ModelError, match="another model"):
+        m.load_state(plain)
+    m.logits(IDS)
+    state = m.save_state()
+    m.set_control_vectors([2 * vector()])
+    with pytest.raises(gg.ModelError, match="another model"):
+        m.load_state(state)
+    m.set_control_vectors([vector()])
+    m.load_state(state)
 
 
 # ---------------------------------------------------------------- control vectors
@@ -98,8 +149,8 @@ def test_a_vector_is_added_to_what_a_layer_gives_on(m):
     np.testing.assert_allclose(single, got[:1], atol=1e-4)
     assert abs(got - plain).max() > 0.1
     np.testing.assert_array_equal(m.logits(IDS), plain)
-    m.set_control_vectors([(v, 0.5)], first=2 - 1, last=0)             # no layer
-    np.testing.assert_array_equal(m.logits(IDS), plain)
+    with pytest.raises(gg.ParamError, match="last must be an integer from 1 to 1 .first is 1., got 0"):
+        m.set_control_vectors([(v, 0.5)], first=1, last=0)
 
 
 _PEER = """
@@ -207,3 +258,11 @@ def test_sides_that_make_no_pairs_are_refused(m):
             make_control_vector(m, *sides)
     with pytest.raises(gg.ParamError, match="method must be one of"):
         make_control_vector(m, ["a"], ["b"], "best")
+    with pytest.raises(gg.TypeMismatch, match="takes a loaded model, got str"):
+        make_control_vector("m.gguf", ["a"], ["b"])
+
+
+def test_an_encoder_takes_no_vectors(tmp_path):
+    with load_model(tiny_model.write(tmp_path / "e.gguf", arch="llada"), n_threads=1) as m:
+        with pytest.raises(gg.NotSupported, match="take no control vectors"):
+            make_control_vector(m, ["a"], ["b"])

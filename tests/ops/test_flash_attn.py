@@ -13,6 +13,7 @@ from ggjit.ops.attention import flash_attn
 from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Case, all_specs
+from ggjit.ops.core.traits import all_traits, traits_of
 from ggjit.ops.native.isa import NAMES
 
 SPEC = all_specs()[OP.FLASH_ATTN_EXT]
@@ -269,3 +270,20 @@ def test_nan_is_not_swallowed(n, n_kv, where):
     got = gg.compute(gg.flash_attn_ext(*(gg.from_numpy(ctx, a) for a in (q, k, v, mask)), 0.2)).reshape(n, 32)
     np.testing.assert_array_equal(np.isnan(got).all(1), rows)
     np.testing.assert_array_equal(np.isnan(got).any(1), rows)
+
+
+KEPT = [t for t in all_traits() if t.quantized and traits_of(t).to_float is not None]
+
+
+@pytest.mark.parametrize("n,type", sampled(itertools.product((1, 20), KEPT), lambda case: [case[1].block, case[0]]))
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_query_that_is_not_finite_beside_quantised_keys(n, type, bad):
+    """Nothing finite comes out of its row, and the other rows are finite."""
+    rng, ctx, d = np.random.default_rng(), gg.Context(), max(64, type.block)
+    q, kv = (rng.standard_normal((1, m, d)).astype(np.float32) for m in (n, 70))
+    q[0, n // 2, d - 1] = bad
+    k = ctx.new_tensor(type, (d, 70, 1))
+    gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
+    k.set_bytes(gg.quantize(type, kv[0], imatrix=np.ones(d, np.float32)).tobytes())
+    finite = np.isfinite(gg.compute(gg.flash_attn_ext(gg.from_numpy(ctx, q), k, k, None, 0.2))).reshape(n, d)
+    assert not finite[n // 2].any() and np.delete(finite, n // 2, 0).all()

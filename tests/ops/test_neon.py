@@ -29,7 +29,8 @@ ALL = {level: {
     **({f"{name}:{n}": (r"\tsmmla\t" if level == "neon-v8.6" else SDOT_LANE,) for name, n in (
         ("q4_0", 64), ("q8_0", 64), ("q4_K", 64), ("iq2_s", 17))} if level != "neon" else {}),
     **({f"repacked-{name}:{n}": (r"\tsmmla\t" if (level, n) == ("neon-v8.6", 64) else SDOT_LANE,) for name, n in (
-        ("q4_0", 1), ("q4_0", 64), ("q8_0", 3), ("q4_K", 1), ("q6_K", 64))} if level != "neon" else {}),
+        ("q4_0", 1), ("q4_0", 64), ("q8_0", 3), *((f"q{n}_K", 1) for n in (2, 3, 4, 5, 6)), ("q6_K", 64)
+    )} if level != "neon" else {}),
 } for level in BYTES}
 DRAWN = sampled([(level, name) for level, names in ALL.items() for name in names],
                 lambda case: [(case[0], *ALL[case[0]][case[1]])],

@@ -85,6 +85,7 @@ from helpers import windows
 windows.become()
 import ggjit as gg
 from ggjit.core.config import default_threads
+from ggjit.core.process_memory import process_memory, resident
 from ggjit.ops.core.whole_file import whole_files, write_whole
 from ggjit.ops.native import waiting
 assert waiting.WAY == "WaitOnAddress" and default_threads() == 8, (waiting.WAY, default_threads())
@@ -101,6 +102,8 @@ with whole_files([folder / "a", folder / "b"]) as files:
     for f in files:
         f.write(b"after")
 assert sorted(p.read_bytes() for p in folder.iterdir() if p.is_file()) == [b"after"] * 2
+assert resident(x) in (None, (x.nbytes, 0)) or sum(resident(x)) >= x.nbytes
+process_memory()
 from ggjit.tools.command.main import main
 sys.exit(main(["info"]))
 """
@@ -145,12 +148,12 @@ def test_other_refusals_keep_their_own_words(tmp_path, monkeypatch):
 def test_models_compute_from_pages_that_cannot_be_written(tmp_path, monkeypatch):
     """As on Windows, which would charge a copy-on-write mapping whole."""
     from ggjit.models import load_model
-    from ggjit.models.files.gguf import _map_private
+    from ggjit.models.files.mapped_file import map_private
     path = tiny_model.write(tmp_path / "tiny.gguf", type="Q8_0")
     with load_model(path, n_threads=1) as m:
         want = m.logits([1, 2, 3])
     monkeypatch.delattr(mmap, "MAP_PRIVATE")
-    assert not _map_private(path).flags.writeable
+    assert not map_private(path).flags.writeable
     with load_model(path, n_threads=1) as m:
         assert (m.logits([1, 2, 3]) == want).all()
 

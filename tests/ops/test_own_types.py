@@ -1,6 +1,7 @@
 """Types of a user: what they compute, and that functions which do wrong are told before anything is registered."""
 import copy
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -119,6 +120,11 @@ def test_a_model_of_it_and_no_file():
         assert small.weights["token_embd.weight"].type is m.weights["token_embd.weight"].type
         with pytest.raises(gg.ParamError, match="needs no importances"):
             m.quantize("IQ1_S")
+        for keep in (b"attn", 5, None, ["attn", re.compile(b"ffn")]):
+            with pytest.raises(gg.TypeMismatch, match="keep is a regular expression, or a list of them"):
+                m.quantize("Q8_0", keep=keep)
+        with pytest.raises(gg.ParamError, match="no matrix would become"):
+            m.quantize("Q8_0", keep=re.compile("weight"))
     with pytest.raises(gg.ParamError, match="which no file holds; m.quantize"):
         quantize_gguf(EMBEDDED, "never.gguf", "Q8_0", tensor_types={"ffn_up": q}, requantize=True)
     assert not [k for k in CACHE.addresses if "three" in k[0] and not any("own type" in m for m in k[1])]

@@ -15,6 +15,7 @@ from helpers.paths import ROOT
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.networks.load import EMBEDDED
 from ggjit.ops.native import isa
 
 
@@ -380,3 +381,17 @@ def test_the_command_lists_its_rows(bench):
     ({}, "Apple M1", "aarch64-apple-m1")])
 def test_every_processor_has_a_table_of_its_own(bench, fields, name, slug):
     assert bench("machine")._slug(fields, "aarch64", name) == slug
+
+
+def test_servers_are_asked_in_turns(bench, monkeypatch, capsys):
+    """Two servers of the same kind, so that the table has a peer."""
+    for extra in ("uvicorn", "starlette"):
+        pytest.importorskip(extra)
+    serve = bench("serve")
+    monkeypatch.setattr(serve, "N_TOKENS", 8)
+    monkeypatch.setattr(serve, "llama_server", lambda program: serve.ours)
+    serve.main([str(EMBEDDED), "--clients", "1,3", "--rounds", "1", "--llama-server", "another"])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line[2:3].isdigit()]
+    assert [row[:2] for row in rows] == [[f"| {n}", name] for n in (1, 3) for name in ("ggjit", "llama-server")]
+    assert all(float(row[2].replace(",", "")) > 0 for row in rows)
+    assert rows[0][4] == "- |" and float(rows[1][4][:-2]) > 0

@@ -1,4 +1,4 @@
-"""quantize, edit, info FILE, imatrix and perplexity on the command line."""
+"""quantize, edit, info FILE, imatrix, control-vector and perplexity on the command line."""
 import json
 import math
 
@@ -7,8 +7,9 @@ import pytest
 from helpers import tiny_model
 from helpers.processes import result
 
-from ggjit.models import edit_gguf, quantize_gguf
+from ggjit.models import edit_gguf, load_control_vector, quantize_gguf
 from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.networks.load import EMBEDDED
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,27 @@ def test_what_cannot_be_done(argv, status, text, tiny, tmp_path, command):
     names = {"FILE": tiny, "OUT": tmp_path / "out.gguf"}
     r = command(*(names.get(a, a) for a in argv))
     assert r.returncode == status and text in r.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_control_vector_is_made_and_added(tmp_path, command):
+    def said(*more, run=result):
+        return run(command, "generate", "-p", "She was", "-n", 8, "--temp", 0, "-t", 1, *more)
+    sides = [tmp_path / name for name in ("happy.txt", "sad.txt")]
+    for path in sides:
+        path.write_text(f"Jane was {path.stem}\nEmma was {path.stem}\n")
+    out, files = tmp_path / "v.gguf", ("--positive-file", sides[0], "--negative-file", sides[1])
+    made = result(command, "control-vector", EMBEDDED, *files, "-o", out, "-t", 1)
+    assert made["pairs"] == 2 and made["layers"] == len(load_control_vector(out).directions) > 1
+    assert said("--control-vector", f"{out}=30")["text"] != said("--control-vector", f"{out}=0")["text"]
+    r = command("control-vector", EMBEDDED, *files, "-o", out)
+    assert r.returncode == 1 and "exists already" in r.stderr
+    sides[1].write_text("Jane was sad\n\n")
+    r = command("control-vector", EMBEDDED, *files, "-o", tmp_path / "w.gguf")
+    assert r.returncode == 2 and "line 2 of" in r.stderr
+    for more, words in ((("--control-vector-layer-range", 1, 2), "give one"),
+                        (("--control-vector", out, "--control-vector-layer-range", 2, 1), "last must be an integer")):
+        r = said(*more, run=lambda command, *args: command(*args))
+        assert r.returncode == 2 and words in r.stderr
 
 
 def test_imatrix_and_perplexity(shared, tmp_path, command):

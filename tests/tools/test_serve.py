@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from ggjit.models import load_gguf, load_model, save_gguf, smollm2_path
 from ggjit.models.networks.load import EMBEDDED
 from ggjit.ops.core.errors import MissingExtra, OutOfMemory
 from ggjit.tools.command.main import main
+from ggjit.tools.serve.answers import ChatForm
 from ggjit.tools.serve.service import Service, plan_cells
 
 httpx = pytest.importorskip("httpx")
@@ -147,6 +149,8 @@ def test_a_chat_and_its_template(client, m):
     messages = [{"role": "user", "content": [{"type": "text", "text": "Who is"}, {"type": "text", "text": " she?"}]}]
     prompt = ask(client, path="/apply-template", messages=messages)["prompt"]
     assert "Who is she?" in prompt
+    first = {"role": "developer", "content": "Be short."}
+    assert "system\nBe short." in ask(client, path="/apply-template", messages=[first, *messages])["prompt"]
     ids = m.chat_prompt([{"role": "user", "content": "Who is she?"}], template="chatml").ids
     got = ask(client, path="/v1/chat/completions", messages=messages, max_tokens=8, temperature=0, logprobs=True,
               top_logprobs=2)
@@ -192,9 +196,23 @@ def test_tool_calls(client):
         assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == ""
     # what was called comes back as text where the template knows no tools
     more = [*body["messages"], got["message"], {"role": "tool", "tool_call_id": calls[0]["id"], "content": "rain"}]
+    odd = [more[0], {"role": "assistant", "content": None, "tool_calls": [{"function": None}, 5]}]
+    assert '"name": null' in ask(client, path="/apply-template", messages=odd, tools=[TOOL])["prompt"]
     assert "<tool_response>\nrain" in ask(client, path="/apply-template", messages=more, tools=[TOOL])["prompt"]
     free = ask(client, path="/v1/chat/completions", **body | {"max_tokens": 6}, tool_choice="none")
     assert "tool_calls" not in free["choices"][0]["message"]
+
+
+def test_a_stream_shows_no_call_as_text():
+    """Wherever pieces are cut, and whatever signs stand before it."""
+    text = 'a < b, <b>x</b> <tool <tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    run = types.SimpleNamespace(answer=types.SimpleNamespace(stop_reason="grammar"))
+    for n in (1, 3, 7, len(text)):
+        form = ChatForm("m", tools=True)
+        pieces = [form.delta(0, text[at:at + n], None) for at in range(0, len(text), n)]
+        deltas = [c["choices"][0]["delta"] for c in (*filter(None, pieces), *form.last(0, run))]
+        assert "".join(d.get("content", "") for d in deltas).rstrip() == "a < b, <b>x</b> <tool"
+        assert [c["function"]["name"] for d in deltas for c in d.get("tool_calls", ())] == ["f"]
 
 
 def test_tokens_health_models_metrics_slots_props(client, m):
@@ -208,6 +226,7 @@ def test_tokens_health_models_metrics_slots_props(client, m):
     assert client.get("/health").json() == {"status": "ok"}
     model, = client.get("/v1/models").json()["data"]
     assert model["object"] == "model" and model["meta"]["n_ctx"] == 512
+    assert client.get(f"/v1/models/{model['id']}").json() == model and client.get("/v1/models/x").status_code == 404
     assert len(client.get("/slots").json()) == 4 and client.get("/props").json()["total_slots"] == 4
     lines = client.get("/metrics").text.splitlines()
     assert "llamacpp:requests_processing 0" in lines and any(
@@ -232,6 +251,8 @@ def test_embeddings_between_answers(tmp_path):
             got = ask(client, path="/v1/embeddings", input=texts)
             np.testing.assert_allclose([d["embedding"] for d in got["data"]], want, atol=1e-6)
             assert got["usage"]["prompt_tokens"] == sum(len(m.tokenize(t)) for t in texts)
+            ask(client, path="/v1/embeddings", input="Emma", dimensions=want.shape[1])
+            assert "leave it out" in ask(client, 400, "/v1/embeddings", input="Emma", dimensions=5)["error"]["message"]
             coded = ask(client, path="/v1/embeddings", input="Emma", encoding_format="base64")["data"][0]["embedding"]
             np.testing.assert_allclose(np.frombuffer(base64.b64decode(coded), "<f4"), want[0], atol=1e-6)
             assert [a.result()["choices"][0]["text"] for a in answers] == [text] * 3
@@ -249,6 +270,7 @@ BAD = {
     "n": ({"prompt": "a", "n": 99}, 400, "n is 99, expected a whole number from 1 to 16"),
     "stop": ({"prompt": "a", "stop": [""]}, 400, "stop takes a text"),
     "bias": ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias is an object"),
+    "a bias without end": ({"prompt": "a", "logit_bias": {"5": 10 ** 400}}, 400, "logit_bias is an object"),
     "a schema": ({"prompt": "a", "json_schema": {"type": "no such"}}, 400, "json_schema"),
     "a schema nobody can satisfy": ({"prompt": "a", "json_schema": {"enum": []}}, 400, "enum"),
     "types nobody can satisfy": ({"prompt": "a", "json_schema": {"allOf": [{"type": "string"}, {"type": "null"}]}},
@@ -278,9 +300,17 @@ def test_bad_chats_paths_and_json(client):
                         ({"messages": [message], "tools": [{}]}, "tools[0] is no function"),
                         ({"messages": [message], "tool_choice": "required"}, "there are no tools"),
                         ({"messages": [message], "tools": [TOOL], "tool_choice": other}, "none of"),
+                        ({"messages": [message], "tools": [TOOL], "tool_choice": {"function": "x"}}, "none of"),
+                        ({"messages": [message], "tools": [TOOL], "tool_choice": {"function": {"name": []}}},
+                         "none of"),
+                        ({"messages": ["Hi"], "tools": [TOOL]}, "expected a dict with a role"),
+                        ({"messages": [{"role": "assistant", "tool_calls": 5}], "tools": [TOOL]}, "tool_calls 5"),
+                        ({"messages": [message], "chat_template_kwargs": {"template": "x"}}, "holds template"),
                         ({"messages": [message], "top_logprobs": 3, "logprobs": 1}, "logprobs is 1")):
         assert words in ask(client, 400, path, **body)["error"]["message"]
-    for content, words in ((b"{", "no JSON"), (b"[1]", "no JSON object"), (b"[" * 100000, "no JSON")):
+    for content, words in ((b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
+                           (b'{"messages": [{"role": "user", "content": "a"}], "tool_choice": "\\ud800"}', "ud800"),
+                           (b"{", "no JSON"), (b"[1]", "no JSON object"), (b"[" * 100000, "no JSON")):
         r = client.post(path, content=content)
         assert r.status_code == 400 and words in r.json()["error"]["message"]
     assert client.get("/nothing").status_code == 404 and client.get(path).status_code == 405
@@ -293,6 +323,7 @@ def test_a_hole_is_filled(client, tmp_path):
     for path, body in (("/v1/completions", {"prompt": "It was", "suffix": " truth"}),
                        ("/infill", {"input_prefix": "It was", "input_suffix": " truth"})):
         assert "was not trained to fill in the middle" in ask(client, 501, path, **body)["error"]["message"]
+    assert "texts is 5" in ask(client, 400, "/rerank", query="a", texts=5)["error"]["message"]
     assert "input_extra is a list" in ask(client, 400, "/infill", input_extra=[5])["error"]["message"]
     tensors, metadata = load_gguf(EMBEDDED)
     words = list(metadata["tokenizer.ggml.tokens"])
@@ -305,8 +336,9 @@ def test_a_hole_is_filled(client, tmp_path):
             assert ask(client, prompt="It was", suffix=" truth", **body)["choices"][0]["text"] == want
             assert ask(client, path="/infill", input_prefix="It", prompt=" was", input_suffix=" truth",
                        **body)["content"] == want
-            pieces = events(client, "/infill", input_prefix="It was", input_suffix=" truth", **body)
-            assert "".join(p["content"] for p in pieces) == want
+            pieces = events(client, "/infill", input_prefix="It was", input_suffix=" truth",
+                            stream_options={"include_usage": True}, **body)
+            assert "".join(p["content"] for p in pieces) == want and pieces[-1]["usage"]["completion_tokens"] == 8
 
 
 def slowed(m, monkeypatch, seconds=0.02):

@@ -22,11 +22,12 @@ from ggjit.cpu import walk
 from ggjit.cpu.cpu_plan import likely_parts
 from ggjit.cpu.tuning import LEAST_NBYTES, tune
 from ggjit.models.networks.load import load_model
+from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.machine import available_cores
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import CACHE, kernel_address
-from ggjit.tools.command.common import patterns
+from ggjit.tools.command.common import count, patterns
 
 MAX_HELPERS = 3                 # a model has some 20 kernels, and each helper imports Numba first
 
@@ -36,14 +37,25 @@ def add_lora(c):
                help="an adapter in llama.cpp's format; may be given several times")
 
 
+def add_control(c):
+    """Control vectors under llama.cpp's names; `load` takes them."""
+    c.add_file("--control-vector", action="append", default=[], metavar="PATH[=SCALE]",
+               help="a control vector in llama.cpp's format; may be given several times")
+    c.add_argument("--control-vector-layer-range", nargs=2, type=count, default=None, metavar=("FIRST", "LAST"),
+                   help="the layers that it is added to (all from 1 on)")
+
+
 def add_vision(c):
-    c.add_file("-mm", "--mmproj", metavar="PATH", help="the model's vision part, for --image")
+    c.add_file("-mm", "--mmproj", metavar="PATH", help="the part of the model that sees or hears, for --image "
+               "and --audio")
     c.add_file("--image", action="append", default=[], metavar="PATH",
                help="a picture before the text, or at its mark <__media__>; may be given several times")
+    c.add_file("--audio", action="append", default=[], metavar="PATH",
+               help="a sound before the text, or at its mark behind the pictures'; may be given several times")
 
 
-def adapters(texts):
-    """What load_model's `lora` takes: what follows the last "=" is a scale where it is a number."""
+def scaled(texts):
+    """[(path, scale)] of "PATH=SCALE" and "PATH": what follows the last "=" is a scale where it is a number."""
     found = []
     for text in texts:
         path, _, scale = text.rpartition("=")
@@ -58,14 +70,20 @@ def load(path, args, reserve=True, **options):
     """The network of `path` for a command's arguments, with helpers for the kernels it still has to compile."""
     options |= {"strict": getattr(args, "strict", True)}
     if getattr(args, "lora", None):
-        options |= {"lora": adapters(args.lora)}
+        options |= {"lora": scaled(args.lora)}
     if getattr(args, "mmproj", None):
         options |= {"vision": args.mmproj}
     help_when_compiling(path, options | {"n_threads": args.threads})
     gpu = {k: getattr(args, k) for k in ("n_gpu_layers", "cpu_moe") if hasattr(args, k)}
     if getattr(args, "override_tensor", None):
         gpu["override_tensor"] = patterns(args.override_tensor)
-    return load_model(path, n_threads=args.threads, reserve=reserve, **gpu, **options)
+    vectors, layers = getattr(args, "control_vector", []), getattr(args, "control_vector_layer_range", None)
+    if layers and not vectors:
+        raise ParamError("--control-vector-layer-range says where --control-vector is added; give one")
+    m = load_model(path, n_threads=args.threads, reserve=reserve, **gpu, **options)
+    if vectors:
+        m.set_control_vectors(scaled(vectors), *layers or ())
+    return m
 
 
 def tune_for(network):

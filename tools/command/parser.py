@@ -25,6 +25,7 @@ COMMANDS = {
     "convert": "a Hugging Face folder (safetensors, config, tokenizer) as a GGUF file",
     "edit": "keys and tensors of a GGUF changed, renamed or removed; models split into several files, or joined",
     "imatrix": "how much each column of each matrix matters on a text, for quantize",
+    "control-vector": "a direction from one side of pairs of texts to the other, for --control-vector",
     "perplexity": "how well a model predicts a text; KL divergence from a better model",
     "peak": "peak memory of a model, measured without allocating or reading weights",
     "fit": "the best setting of a model that stays within so much memory, and why not the others",
@@ -33,7 +34,8 @@ COMMANDS = {
     "info": "version, processor, devices, and which types and ops each device supports; one op; or what is in a GGUF",
     "warm-up": "compile the kernels a model needs into the cache, and measure once which tiles make its tokens fastest "
                "on this machine",
-    "cache": "export compiled kernels into one file, or import them: nothing is compiled on the next machine",
+    "cache": "list what is kept for the next time; export compiled kernels into one file, or import them: nothing is "
+             "compiled on the next machine",
     "worker": "lend this machine to others: gg.cluster.connect there makes it a device",
     "completion": "print the script that completes commands and options in a shell",
 }

@@ -1,4 +1,5 @@
-"""Routes of `ggjit serve`: what is asked over HTTP, computed by a Service (service.py), in OpenAI's forms (forms.py).
+"""Routes of `ggjit serve`: what is asked over HTTP, computed by a Service (service.py), in OpenAI's forms (forms.py,
+answers.py).
 
 Every error is JSON, {"error": {"message", "type", "code"}}: 400 for what the request can mend, 401 without the key, 413
 and 408 beyond the limits, 429 where the queue is full, 501 for what this model cannot do, 503 while memory is short or
@@ -9,7 +10,6 @@ import contextlib
 import hmac
 import json
 import time
-import uuid
 
 from ggjit import __version__
 from ggjit.models.text.infill import infill_ids
@@ -31,6 +31,7 @@ from ggjit.ops.core.errors import (
 )
 from ggjit.ops.core.json_text import parse_json
 from ggjit.tools.serve import forms
+from ggjit.tools.serve.answers import ChatForm, FilledForm, TextForm
 
 PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}         # without a key, as in llama.cpp
 STATUS = ((QueueFull, 429, "rate_limit_error"), (NotSupported, 501, "not_supported_error"),
@@ -80,6 +81,7 @@ class ModelServer:
         from starlette.applications import Starlette
         from starlette.routing import Route
         gets = {self.health: ("/health", "/v1/health"), self.models: ("/models", "/v1/models"),
+                self.model: ("/v1/models/{name:path}",),
                 self.metrics: ("/metrics",), self.slots: ("/slots",), self.props: ("/props",)}
         posts = {self.chat: ("/v1/chat/completions", "/chat/completions"),
                  self.completions: ("/v1/completions", "/completions"), self.infill: ("/infill",),
@@ -140,9 +142,10 @@ class ModelServer:
         return body
 
     @property
-    def _sees(self):
-        """Does the model read pictures?"""
-        return getattr(self.service.model, "vision", None) is not None
+    def _senses(self):
+        """The parts of messages besides text that the model reads."""
+        model, names = self.service.model, {"vision": "image_url", "hearing": "input_audio"}
+        return [part for sense, part in names.items() if getattr(model, sense, None) is not None]
 
     # ------------------------------------------------------------ about the server
     async def health(self, request, body):
@@ -151,12 +154,20 @@ class ModelServer:
         return _json({"status": "ok"})
 
     async def models(self, request, body):
+        return _json({"object": "list", "data": [self._about()]})
+
+    async def model(self, request, body):
+        if request.path_params["name"] != self.name:
+            raise BadRequest(404, f"no model {request.path_params['name']!r}; there is {self.name!r}")
+        return _json(self._about())
+
+    def _about(self):
         m = self.service.model
         meta = {"n_ctx": getattr(m, "n_ctx", None), "n_ctx_train": getattr(m, "n_ctx_train", None),
                 "n_embd": getattr(m, "n_embd", None), "n_vocab": getattr(m, "n_vocab", None),
                 "size": m.weights.nbytes}
-        return _json({"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "ggjit",
-                                                  "created": int(self.service.started), "meta": meta}]})
+        return {"id": self.name, "object": "model", "owned_by": "ggjit", "created": int(self.service.started),
+                "meta": meta}
 
     async def metrics(self, request, body):
         from starlette.responses import PlainTextResponse
@@ -177,7 +188,8 @@ class ModelServer:
         return _json({"default_generation_settings": {"n_ctx": getattr(m, "n_ctx", None), "params": defaults},
                       "total_slots": getattr(m, "n_seqs", 1), "model_path": str(m.file.path), "model_alias": self.name,
                       "chat_template": m.file.metadata.get("tokenizer.chat_template", ""),
-                      "modalities": {"vision": self._sees, "audio": False}, "build_info": f"ggjit {__version__}"})
+                      "modalities": {"vision": "image_url" in self._senses, "audio": "input_audio" in self._senses},
+                      "build_info": f"ggjit {__version__}"})
 
     # ------------------------------------------------------------ tokens
     async def tokenize(self, request, body):
@@ -198,12 +210,16 @@ class ModelServer:
 
     async def _chat_prompt(self, body, tools):
         m = self.service.model
-        messages = forms.messages_of(body, self._sees)
-        knows = "tools" in (self.template or m.file.metadata.get("tokenizer.chat_template", ""))
+        template = str(self.template or m.file.metadata.get("tokenizer.chat_template", ""))
+        messages, knows = forms.messages_of(body, self._senses), "tools" in template
+        if "developer" not in template:             # OpenAI's newer name of the system's role
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         variables = forms.field(body, "chat_template_kwargs", dict, {})
-        return await self.service.prepared(m.chat_prompt, tools.shown(messages, knows),
-                                           (tools.given or None) if knows else None, template=self.template,
-                                           **variables)
+        if taken := {"self", "messages", "tools", "template"} & variables.keys():
+            raise ParamError(f"chat_template_kwargs holds {', '.join(sorted(taken))}, which the request or the server "
+                             f"gives; leave that out")
+        shown = tools.shown(messages, knows), (tools.given or None) if knows else None
+        return await self.service.prepared(lambda: m.chat_prompt(*shown, template=self.template, **variables))
 
     # ------------------------------------------------------------ vectors and scores
     async def embeddings(self, request, body):
@@ -220,14 +236,18 @@ class ModelServer:
         def vectors():
             ids = [m.tokenize(t) if isinstance(t, str) else t for t in texts]
             return [m.embed_ids(i) for i in ids], sum(map(len, ids))
+        wanted = forms.whole(body, ("dimensions",), 1, 1 << 20)
         found, n_tokens = await self._limited(self.service.computed(vectors))
+        if wanted not in (None, len(found[0])):
+            raise ParamError(f"dimensions is {wanted}, the vectors of this model have {len(found[0])}; leave it out")
         return _json({"object": "list", "model": self.name,
                       "data": [{"object": "embedding", "index": i, "embedding": _vector(v, form)}
                                for i, v in enumerate(found)],
                       "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens}})
 
     async def rerank(self, request, body):
-        query, texts = forms.field(body, "query", str), forms.field(body, "documents", list, body.get("texts") or [])
+        query, texts = forms.field(body, "query", str), forms.field(body, "documents", list) or \
+            forms.field(body, "texts", list, [])
         texts = [t.get("text") if isinstance(t, dict) else t for t in texts]
         if not query or not texts or len(texts) > MAX_TEXTS or not all(isinstance(t, str) for t in texts):
             raise ParamError(f"rerank takes a query, and 1 to {MAX_TEXTS} documents, all of them texts")
@@ -374,104 +394,12 @@ class ModelServer:
             self._cancel(choices)
 
 
-# ---------------------------------------------------------------- forms of answers
-class TextForm:
-    """/v1/completions."""
-    is_chat, kind, chunk_kind, prefix = False, "text_completion", "text_completion", "cmpl"
-
-    def __init__(self, name, echo=""):
-        self.name, self.echo, self.has_logprobs = name, echo, False
-        self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
-
-    def _of(self, kind, choices):
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.name, "choices": choices}
-
-    def whole(self, choices, usage):
-        return self._of(self.kind, choices) | {"usage": usage}
-
-    def chunk(self, choices):
-        return self._of(self.chunk_kind, choices)
-
-    def choice(self, i, text, run):
-        logprobs = forms.text_logprobs(run.answer.scored, len(self.echo)) if self.has_logprobs else None
-        return {"index": i, "text": self.echo + text, "logprobs": logprobs, "finish_reason": forms.finish_reason(run)}
-
-    def first(self, n):
-        return [self.delta(i, self.echo, None) for i in range(n)] if self.echo else []
-
-    def delta(self, i, piece, tokens):
-        logprobs = forms.text_logprobs(tokens) if tokens is not None else None
-        return self.chunk([{"index": i, "text": piece, "logprobs": logprobs, "finish_reason": None}])
-
-    def last(self, i, run):
-        return [self.chunk([{"index": i, "text": "", "logprobs": None, "finish_reason": forms.finish_reason(run)}])]
-
-
-class FilledForm(TextForm):
-    """/infill: OpenAI's form, with llama.cpp's "content" beside it."""
-
-    def whole(self, choices, usage):
-        return super().whole(choices, usage) | {"content": choices[0]["text"]}
-
-    def chunk(self, choices):
-        return super().chunk(choices) | {"content": choices[0]["text"]}
-
-
-class ChatForm(TextForm):
-    """/v1/chat/completions.  Text that may be a tool call is held back in a stream until that is known."""
-    is_chat, kind, chunk_kind, prefix = True, "chat.completion", "chat.completion.chunk", "chatcmpl"
-
-    def __init__(self, name, tools):
-        super().__init__(name)
-        self.tools, self._texts, self._shown = tools, {}, {}
-
-    def _calls(self, text, i):
-        return forms.calls_of(text, f"{self.id[-12:]}_{i}") if self.tools else (text, [])
-
-    def choice(self, i, text, run):
-        text, calls = self._calls(text, i)
-        message = {"role": "assistant", "content": text if text or not calls else None}
-        message |= {"tool_calls": [{k: v for k, v in c.items() if k != "index"} for c in calls]} if calls else {}
-        logprobs = forms.chat_logprobs(run.answer.scored) if self.has_logprobs else None
-        return {"index": i, "message": message, "logprobs": logprobs,
-                "finish_reason": "tool_calls" if calls else forms.finish_reason(run)}
-
-    def _delta(self, i, delta, tokens=None, finish_reason=None):
-        logprobs = forms.chat_logprobs(tokens) if tokens is not None else None
-        return self.chunk([{"index": i, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}])
-
-    def first(self, n):
-        return [self._delta(i, {"role": "assistant", "content": ""}) for i in range(n)]
-
-    def delta(self, i, piece, tokens):
-        if self.tools:
-            text = self._texts[i] = self._texts.get(i, "") + piece
-            at = text.find("<")                     # what may begin <tool_call>
-            shown = self._shown.get(i, 0)
-            safe = at if at >= 0 and _may_begin(text[at:], forms.CALL) else len(text)
-            if safe <= shown:
-                return None if tokens is None else self._delta(i, {}, tokens)
-            piece, self._shown[i] = text[shown:safe], safe
-        return self._delta(i, {"content": piece}, tokens)
-
-    def last(self, i, run):
-        text, shown = self._texts.get(i, ""), self._shown.get(i, 0)
-        before, calls = self._calls(text, i)
-        if not calls:
-            rest = [self._delta(i, {"content": text[shown:]})] if text[shown:] else []
-            return [*rest, self._delta(i, {}, None, forms.finish_reason(run))]
-        rest = [self._delta(i, {"content": before[shown:]})] if before[shown:] else []
-        return [*rest, self._delta(i, {"tool_calls": calls}), self._delta(i, {}, None, "tool_calls")]
-
-
-def _may_begin(text, word):
-    return text.startswith(word) or word.startswith(text)
-
-
 # ---------------------------------------------------------------- small parts
 def _json(content, status=200, headers=None):
-    from starlette.responses import JSONResponse
-    return JSONResponse(content, status, headers)
+    from starlette.responses import Response
+    # a lone surrogate, as in an error about one, becomes its escape
+    text = json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return Response(text, status, headers, "application/json")
 
 
 def _event(content):

@@ -90,7 +90,7 @@ def _bias(given):
     pairs = given.items() if isinstance(given, dict) else given
     try:
         return {int(id): -float("inf") if bias is False else float(bias) for id, bias in pairs}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ParamError('logit_bias is an object of token ids and numbers, such as {"15043": 1.5}') from None
 
 
@@ -132,27 +132,27 @@ def top_logprobs(body, chat):
     return whole(body, ("logprobs",), 0, MAX_TOP_LOGPROBS)
 
 
-def messages_of(body, sees=False):
-    """The messages, with their text parts put together.  sees: may they hold pictures?  Errors: ParamError."""
+def messages_of(body, senses=()):
+    """The messages, with their text parts put together.  senses: of "image_url" and "input_audio", what parts they may
+    have besides.  Errors: ParamError."""
     messages = field(body, "messages", list, [])
     if not messages:
         raise ParamError('messages is missing, expected a list such as [{"role": "user", "content": "Hi"}]')
-    return [_message(i, m, sees) for i, m in enumerate(messages)]
+    return [_message(i, m, senses) for i, m in enumerate(messages)]
 
 
-def _message(i, m, sees):
-    if not isinstance(m, dict) or not isinstance(m.get("content"), list):
+def _message(i, m, senses):
+    if not isinstance(m, dict) or not isinstance(m.get("role"), str):
+        raise ParamError(f'messages[{i}] is {json.dumps(m)[:60]}, expected a dict with a role, as in '
+                         f'[{{"role": "user", "content": "Hi"}}]')
+    if not isinstance(m.get("tool_calls") or [], list):
+        raise ParamError(f"messages[{i}] has the tool_calls {json.dumps(m['tool_calls'])[:60]}, expected a list")
+    if not isinstance(m.get("content"), list):
         return m
     parts = m["content"]
-    if sees and any(isinstance(p, dict) and p.get("type") == "image_url" for p in parts):
+    if any(isinstance(p, dict) and p.get("type") in senses for p in parts):
         for p in parts:
-            url = p.get("image_url") if isinstance(p, dict) else None
-            url = url.get("url") if isinstance(url, dict) else url
-            kind = p.get("type") if isinstance(p, dict) else None
-            # a path would be a file of the server's machine
-            if kind not in ("text", "image_url") or (kind == "image_url" and not str(url).startswith("data:")):
-                raise ParamError(f"messages[{i}]: pictures are sent as data: addresses, "
-                                 f'{{"type": "image_url", "image_url": {{"url": "data:image/png;base64,..."}}}}')
+            _check_part(i, p, senses)
         return m
     if not all(isinstance(p, dict) and p.get("type") in ("text", "input_text", "refusal") for p in parts):
         raise ParamError(f"messages[{i}] has parts that are no text; this model reads text alone")
@@ -161,6 +161,22 @@ def _message(i, m, sees):
     if wrong != "":
         raise ParamError(f"messages[{i}] has a part whose text is {json.dumps(wrong)[:60]}, expected a text")
     return {**m, "content": "".join(texts)}
+
+
+def _check_part(i, p, senses):
+    """Pictures and sounds come as bytes: a path would be a file of the server's machine."""
+    kind = p.get("type") if isinstance(p, dict) else None
+    held = p.get(kind) if kind in senses else None
+    if kind == "image_url":
+        held = held.get("url") if isinstance(held, dict) else held
+        if not str(held).startswith("data:"):
+            raise ParamError(f"messages[{i}]: pictures are sent as data: addresses, "
+                             f'{{"type": "image_url", "image_url": {{"url": "data:image/png;base64,..."}}}}')
+    elif kind == "input_audio" and not (isinstance(held, dict) and isinstance(held.get("data"), str)):
+        raise ParamError(f"messages[{i}]: sounds are sent as base64, "
+                         f'{{"type": "input_audio", "input_audio": {{"data": "...", "format": "wav"}}}}')
+    if kind != "text" and kind not in senses:
+        raise ParamError(f"messages[{i}] has a part of type {kind!r}; this model reads text, {', '.join(senses)}")
 
 
 # ---------------------------------------------------------------- tools
@@ -180,8 +196,9 @@ class Tools:
             self.functions[f["name"]] = f
         choice = body.get("tool_choice", "auto")
         if isinstance(choice, dict):
-            choice = (choice.get("function") or choice).get("name")
-            if choice not in self.functions:
+            function = choice.get("function") or choice
+            choice = function.get("name") if isinstance(function, dict) else function
+            if not isinstance(choice, str) or choice not in self.functions:
                 raise ParamError(f"tool_choice names {choice!r}, which is none of the tools")
             self.functions = {choice: self.functions[choice]}
             choice = "required"
@@ -229,7 +246,8 @@ def _plain(m):
 
 
 def _said(call):
-    f = call.get("function", {}) if isinstance(call, dict) else {}
+    f = call.get("function") if isinstance(call, dict) else None
+    f = f if isinstance(f, dict) else {}
     arguments = f.get("arguments", {})
     try:
         arguments = parse_json(arguments) if isinstance(arguments, str) else arguments

@@ -94,10 +94,10 @@ class Service:
         """
         self._check_running()
         if not self.generates:
-            what = "writes all tokens at once, which is not served" if hasattr(self.model, "mask_id") else \
-                "writes no text"
+            what, has = ("writes all tokens at once, which is not served", "m.generate") if self.model.AT_ONCE else \
+                ("writes no text", "embeddings")
             raise NotSupported(f"{self.model.file.path} ({self.model.file.arch}) {what}; serve a llama model for "
-                               f"completions, this one has {'m.generate' if 'once' in what else 'embeddings'}")
+                               f"completions, this one has {has}")
         answering = Answering()
         answering.sequence = await self.prepared(self._submitted, prompt, n_predict, answering.take, options)
         with self._wake:

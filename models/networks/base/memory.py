@@ -3,7 +3,7 @@
     term                    pages                   what
     weights                 of the file             mapped; in memory once they were read
     weights in DEVICE       anonymous               copied into the memory of a device
-    repacked weights        anonymous               in a layout that products read faster
+    repacked weights        anonymous, or a file's  in a layout that products read faster; mapped where it was kept
     adapters                both                    LoRA matrices
     KV cache, state         anonymous               what layers keep of texts
     compute                 anonymous               results of nodes, as planned
@@ -25,8 +25,8 @@ import weakref
 import numpy as np
 
 from ggjit.alloc.report import mib
-from ggjit.core.process_memory import resident, resident_now
-from ggjit.models.files.gguf import give_back
+from ggjit.core.process_memory import is_cached, resident, resident_now
+from ggjit.models.files.mapped_file import give_back
 from ggjit.models.text.tokenizer import tokenizer_nbytes
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
@@ -156,15 +156,16 @@ def term_of(name, arrays, device=HOST, about=""):
     return MemoryTerm(name, sum(a.nbytes for a in arrays), anonymous, file, device, about)
 
 
-def terms_of_buffers(name, buffers):
-    """A MemoryTerm for each device that holds some of these buffers."""
+def terms_of_buffers(name, buffers, about=""):
+    """A MemoryTerm for each device that holds some of these buffers.  about: of those in host memory."""
     host, elsewhere = [], {}
     for buf in buffers:
         if buf.alive and buf._arena is not None:
             host.append(buf._arena)
         elif buf.alive:
             elsewhere[buf.buft.name] = elsewhere.get(buf.buft.name, 0) + buf.size
-    return [term_of(name, host), *(MemoryTerm(name, nbytes, device=device) for device, nbytes in elsewhere.items())]
+    return [term_of(name, host, about=about),
+            *(MemoryTerm(name, nbytes, device=device) for device, nbytes in elsewhere.items())]
 
 
 def terms_of_leaves(name, leaves):
@@ -267,12 +268,14 @@ def expected(m, graph, arenas, work_nbytes, n_logits, before):
     mine = {x.id for b in (weights, *adapters) for x in b.ctx.tensors}
     inputs = {x.buffer.id: x.buffer for x in graph.leafs if x.base.id not in mine and x.buffer is not None}
     anonymous, of_file = tokenizer_nbytes(file)
+    repacked = weights.repacked_nbytes
 
     def host(name, nbytes, about=""):
         return MemoryTerm(name, nbytes, nbytes, about=about)
     return [MemoryTerm("weights", weights.nbytes + header, 0, header + read_nbytes(m, [graph, *m.other_graphs()]),
                        about=MAPPED),
-            host("repacked weights", weights.repacked_nbytes), *expected_in("weights", weights.moved, m),
+            MemoryTerm("repacked weights", repacked, 0, repacked, about=MAPPED) if weights.maps_layout else
+            host("repacked weights", repacked), *expected_in("weights", weights.moved, m),
             *(MemoryTerm("adapters", w.nbytes, 0, w.nbytes) for w in adapters),
             *m.expected_kept(),
             *(host("compute", n) if device is None else MemoryTerm("compute", n, device=device)
@@ -312,7 +315,7 @@ def read_by_rows(file, name, nbytes, n_rows):
 
 def _pieces(file, name, nbytes):
     """How many bytes of a table come with a byte of it, at some places: the system holds files in pieces of many sizes.
-    The places are read, and given back."""
+    Places that the system holds anyway are read, and given back: nothing is read from the disk."""
     info = file.tensors.get(name)
     mapped = file.parts[info.part].map() if info else None
     if mapped is None or not mapped.flags.c_contiguous or nbytes < N_TOUCHED * AROUND or resident(mapped[:1]) is None:
@@ -320,12 +323,14 @@ def _pieces(file, name, nbytes):
     table, found = mapped[info.offs:info.offs + nbytes], []
     before = resident(table)[1]
     for at in range(nbytes // N_TOUCHED // 2, nbytes, nbytes // N_TOUCHED):
+        if not is_cached(table[at:]):
+            continue
         table[at:at + 1].sum()
         now = resident(table)[1]
         found.append(now - before or max(found, default=AROUND))        # it had come with another place
         before = now
     give_back(table)
-    return np.array(found)
+    return np.array(found or [AROUND])
 
 
 def read_nbytes(m, graphs):

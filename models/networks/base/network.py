@@ -47,9 +47,9 @@ from ggjit.ops.core.printable import printable
 from ggjit.tensors.context import Context
 
 PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat", "decode", "description", "detokenize",
-          "embed", "encode", "encode_image", "explain", "file", "free", "generate", "graph", "hidden", "hidden_states",
-          "infill", "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names", "patch",
-          "quantize", "rerank", "reset", "save_state", "score", "set_control_vectors", "set_lora", "tokenize",
+          "embed", "encode", "encode_audio", "encode_image", "explain", "file", "free", "generate", "graph", "hidden",
+          "hidden_states", "infill", "kv", "load_state", "logit_lens", "logits", "memory", "n_ctx", "n_past", "names",
+          "patch", "quantize", "rerank", "reset", "save_state", "score", "set_control_vectors", "set_lora", "tokenize",
           "tokenizer", "warm_up", "weights")
 MAX_KEPT_PLANS = 24
 
@@ -84,6 +84,7 @@ class Network:
     # products have many columns at a time: all weights except super-block types are repacked
     REPACKS = False
     CAUSAL = True                   # does attention look back only?
+    AT_ONCE = False                 # are all tokens of an answer written at once?
     last_speed = None               # {"prompt", "decode": tokens a second} of the last text that was generated
     flash = True                    # may one kernel compute attention?
     arena = None                    # the ComputeArena that computed results have to lie in
@@ -121,8 +122,9 @@ class Network:
                 refuse_unused(file, self.weights.used, self.CAUSAL)
             self._repack(repack)
             for gpu in self.offload.gpus:
-                for part in (self.weights, *self.weights.adapters):
-                    part.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
+                self._move(gpu, repack)
+            for adapter in self.weights.adapters:
+                self._move_adapter(adapter)
             if options.arena is not None:
                 self._keep_within(ComputeArena(self, options.arena))
             if options.reserve:
@@ -140,13 +142,33 @@ class Network:
         adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
         filled = [b for b in (*self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers())
                   if b._arena is not None]
-        self._code.known(term_of("filled", [b._arena for b in filled]).anonymous, getattr(self.file, "data_offs", 0))
+        known = term_of("filled", [b._arena for b in filled])
+        self._code.known(known.anonymous, known.file + getattr(self.file, "data_offs", 0))
 
     def _repack(self, asked, move=True):
         """move=False: the repacked weights get places but no values, in a process that only plans."""
         here = [t for t in self._matrices() if not self.offload.has(t.name)]
         chosen = repacked(here, asked, self.REPACKS, self.backend.device)
         self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
+
+    def _move(self, gpu, asked):
+        """Move what `gpu` has; matrices into its repacked memory, where it has such and they shall lie there."""
+        there = [t for t in self._matrices() if self.offload.backend_of(t.name) is gpu]
+        buft = next((b for b in gpu.device.extra_buffer_types() if b.name.endswith("_REPACK")), None)
+        chosen = repacked(there, asked, self.REPACKS, gpu.device) if buft is not None else ()
+        names = {t.name for t in chosen if buft.takes(t)}
+        if names:
+            self.weights.move(names.__contains__, buft)
+        self.weights.move(lambda name: self.offload.backend_of(name) is gpu and name not in names,
+                          gpu.default_buffer_type)
+
+    def _move_adapter(self, adapter):
+        """Copy what it has of GPU layers into the memory of these GPUs.  Errors: OutOfMemory."""
+        for gpu in self.offload.gpus:
+            adapter.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
+
+    def _take_control(self, other):
+        """Compute with the control vectors of another model of this kind."""
 
     def _load(self):
         """Read hyperparameters, check every weight, allocate what lives as long as the network."""
@@ -323,8 +345,8 @@ class Network:
         adapters = [b for a in self.weights.adapters for b in a.buffers]
         inputs = {id(b): b for step in self._steps.plans() for b in step.ctx.buffers}
         return [term_of("weights", [b._arena for b in self.weights.buffers], about=MAPPED),
-                *terms_of_buffers("weights", self.weights.moved), *terms_of_buffers("repacked weights",
-                                                                                    self.weights.repack_buffers),
+                *terms_of_buffers("weights", self.weights.moved),
+                *terms_of_buffers("repacked weights", self.weights.repack_buffers, MAPPED * self.weights.maps_layout),
                 *terms_of_buffers("adapters", adapters), *self._kept_terms(),
                 *terms_of_buffers("compute", self._compute_buffers()),
                 term_of("kernel work", work_memory(), about="of all models of the process"),
@@ -418,6 +440,9 @@ class Network:
     def encode_image(self, image):
         raise NotSupported(f"{self.file.arch} models read no pictures; load a decoder with its vision part")
 
+    def encode_audio(self, sound):
+        raise NotSupported(f"{self.file.arch} models hear nothing so; load a decoder with the part of it that hears")
+
     def quantize(self, type, keep=()):
         """The same model with its matrices in another type, in memory: to compare types without writing files.
 
@@ -425,11 +450,14 @@ class Network:
 
         type: one that needs no importances.  keep: a regular expression, or several, of names of tensors that stay as
         they are; so do vectors, norms, routers, and rows that are no multiple of the type's block.  What is quantised
-        already is quantised again.  This model stays as it is.  Errors: ParamError, TypeMismatch, OutOfMemory.
+        already is quantised again.  This model stays as it is; adapters and control vectors are those it has now.
+        Errors: ParamError, TypeMismatch, OutOfMemory.
         """
-        file = quantized_file(self.file, type, keep)
-        return self.__class__(file, dataclasses.replace(self.options, started=time.perf_counter(),
-                                                        process=resident_now()))
+        file, lora = quantized_file(self.file, type, keep), [a.again for a in self.weights.adapters]
+        other = self.__class__(file, dataclasses.replace(self.options, lora=lora, started=time.perf_counter(),
+                                                         process=resident_now()))
+        other._take_control(self)
+        return other
 
     # ------------------------------------------------------------ texts as vectors and scores
     embed, rerank = vectors.embed, vectors.rerank

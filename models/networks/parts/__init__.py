@@ -6,7 +6,8 @@
     decoder_graph       weights, caches and parts of a decoder's graphs
     pooling             one row of the tokens of a text: its embedding, or a classifier's scores
     picture_tokens      pictures among the tokens of a text
-    predictor           tokens guessed by a layer of the network's own
+    guesses             what networks that guess tokens have in common; predictor: a layer of the network's own;
+                        drafting: a draft model that reads its target's layers
     steering            adapters and control vectors that are changed after loading
     training            the loss as a graph
 """

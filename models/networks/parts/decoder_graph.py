@@ -21,7 +21,7 @@ from ggjit.ops.core.user_warnings import warn
 from ggjit.tensors.context import Context
 
 DEFAULT_N_CTX = 4096
-LAST_INPUT = "input of the last layer"          # in Scope.shared
+LAYER_INPUT = "input of layer"          # in Scope.shared, with the number of the layer
 
 
 def context_size(m):
@@ -222,24 +222,37 @@ def through_blocks(m, g, x, rows=None):
     about, last = m.description, m.n_layer - 1
     x = g.shared["embd"] = about.frame.before(g, x, m.frame) if about.frame else x
     for i, (block, w) in enumerate(zip(about.blocks, m.layers, strict=True)):
-        if i == last:
-            g.shared[LAST_INPUT] = x
-        x = block.build(g, x, w, i, rows if i == last else None)
-        if i in m.control:
-            x = gg.set_name(gg.add(x, m.control[i]), f"controlled-{i}")
-        if "picture" in g.leaf and i < about.n_deep:
-            x = gg.add(x, picture_vectors(m, g, i + 1))
+        g.shared[LAYER_INPUT, i] = x
+        x = behind_layer(m, g, block.build(g, x, w, i, rows if i == last else None), i)
+    g.shared[LAYER_INPUT, last + 1] = x if rows is None else None
     return about.frame.after(g, x, m.frame, rows) if about.frame else x
 
 
-def states(m, g, x, rows):
-    """Normed states of all tokens; x: those that are wanted, `rows` of the tokens.
+def behind_layer(m, g, x, i):
+    """What a layer gives on, with what is added to it."""
+    if i in m.control:
+        x = gg.set_name(gg.add(x, m.control[i]), f"controlled-{i}")
+    if "picture" in g.leaf and i < m.description.n_deep:
+        x = gg.add(x, picture_vectors(m, g, i + 1))
+    return x
 
-    The last layer computes the others beside them, so that these keep the bits that they have alone.
+
+def layer_input(m, g, i, rows):
+    """[n_embd, n_tokens]: what layer i reads of all tokens; i = n_layer: what the last one gives.
+
+    rows: of the tokens, those that are wanted.  The last layer computes the others beside them, so that these keep the
+    bits that they have alone.
     """
+    if i == m.n_layer and rows is not None:
+        x = m.description.blocks[-1].build(g, g.shared[LAYER_INPUT, i - 1], m.layers[-1], i - 1)
+        return behind_layer(m, g, x, i - 1)
+    return g.shared[LAYER_INPUT, i]
+
+
+def states(m, g, x, rows):
+    """Normed states of all tokens; x: those that are wanted, `rows` of the tokens."""
     if rows is not None:
-        x = m.description.blocks[-1].build(g, g.shared[LAST_INPUT], m.layers[-1], m.n_layer - 1)
-        x = g.norm(x, m.description.norm, m.out_norm)
+        x = g.norm(layer_input(m, g, m.n_layer, rows), m.description.norm, m.out_norm)
     return gg.set_output(gg.set_name(x, "states"))
 
 

@@ -94,16 +94,17 @@ def fingerprint(m):
     """A hash that is equal for two networks that compute the same from the same state."""
     about = [(f.name, getattr(m.description, f.name)) for f in dataclasses.fields(m.description)]        # repr is short
     h = hashlib.blake2b(repr((m.file.arch, about, m.n_embd, m.n_vocab)).encode(), digest_size=16)
-    data = m.file.map()
     for name, info in sorted(m.file.tensors.items()):
         h.update(repr((name, info.type.name, tuple(info.ne))).encode())
-        middle = info.offs + max(info.nbytes - SAMPLE_NBYTES, 0) // 2
-        h.update(bytes(data[middle:middle + min(SAMPLE_NBYTES, info.nbytes)]))
+        middle = max(info.nbytes - SAMPLE_NBYTES, 0) // 2
+        h.update(bytes(m.file.tensor_bytes(name)[middle:middle + SAMPLE_NBYTES]))
     for adapter in m.weights.adapters:
         for name, pair in sorted(adapter.pairs.items()):
             h.update(repr((name, adapter.scale, adapter.alpha)).encode())
             for leaf in pair:
                 h.update(leaf.bytes())          # leaves in own memory may be written to, so all bytes count
+    for i, direction in sorted(m.control.items()):
+        h.update(repr(("control", i)).encode() + direction.bytes())
     return h.hexdigest()
 
 

@@ -4,14 +4,16 @@
     v = make_control_vector(m, ["I am happy."], ["I am sad."]);  m.set_control_vectors([(v, 2.0)])
 """
 import copy
+import math
 import os
 
 import numpy as np
 
 from ggjit.models.core.checks import integer, one_of
-from ggjit.models.files.adapter import adapters_of
+from ggjit.models.files.adapter import Adapter, adapters_of
 from ggjit.models.files.control_vector import ControlVector, combined
-from ggjit.ops.core.errors import ParamError, StaleHandle, TypeMismatch
+from ggjit.ops.core.errors import NotSupported, ParamError, StaleHandle, TypeMismatch
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.context import Context
 
@@ -28,19 +30,19 @@ def set_lora(self, lora=()):
     """
     with self._lock:
         _check(self)
-        before = self.weights.adapters
-        found = adapters_of(_with_open(lora, before), self.file, self.backend.device)
+        before, given = self.weights.adapters, _with_open(lora, self.weights.adapters)
+        found = adapters_of(given, self.file, self.backend.device)
         try:
+            for adapter in found:
+                if not _has(before, adapter):
+                    self._move_adapter(adapter)
             _use(self, found)
         except BaseException:
-            _use(self, before)
-            _free(found, before)
+            if self.weights.adapters is not before:
+                _use(self, before)
+            _free([a for a in found if not _has(given, a)], before)
             raise
         _free(before, found)
-        for gpu in self.offload.gpus:
-            for adapter in found:
-                if not any(adapter._weights is a._weights for a in before):
-                    adapter.move(lambda name, gpu=gpu: self.offload.backend_of(name) is gpu, gpu.default_buffer_type)
 
 
 def _check(m):
@@ -57,8 +59,9 @@ def _with_open(lora, adapters):
     for item in lora:
         path, scale = item if isinstance(item, list | tuple) and len(item) == 2 else (item, 1.0)
         same = there.get(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
-        if same is None or isinstance(scale, bool) or not isinstance(scale, int | float | np.number):
-            out.append(item)
+        if same is None or isinstance(scale, bool) or not isinstance(scale, int | float | np.number) \
+                or not math.isfinite(scale):
+            out.append(item)                # read_adapter says what is wrong
             continue
         item = copy.copy(same)
         item.scale, item.used = float(scale), set()
@@ -72,22 +75,27 @@ def _use(m, adapters):
     m._load_weights()
     for adapter in adapters:
         adapter.refuse_unused()
-    _begin_again(m)
+    m._begin_again()
 
 
-def _begin_again(m):
+def begin_again(self):
     """Nothing that was planned or read is what the network computes now."""
-    m._steps.clear()
-    if m.predictor is not None:
-        m.predictor.free()
-        m.predictor = None
-    m.reset()
+    self._steps.clear()
+    if self.predictor is not None:
+        self.predictor.begin_again()
+    self.reset()
 
 
 def _free(adapters, kept):
     for adapter in adapters:
-        if not any(adapter is a or (adapter.is_file and adapter._weights is a._weights) for a in kept):
+        if not _has(kept, adapter):
             adapter.free()
+
+
+def _has(adapters, adapter):
+    """Is it one of them, or one over the same open file?"""
+    return any(adapter is a or adapter.is_file and isinstance(a, Adapter) and adapter._weights is a._weights
+               for a in adapters)
 
 
 # ---------------------------------------------------------------- control vectors
@@ -103,16 +111,28 @@ def set_control_vectors(self, vectors=(), first=1, last=None):
         _check(self)
         if isinstance(vectors, str | os.PathLike | ControlVector) or not hasattr(vectors, "__iter__"):
             raise TypeMismatch(f"control vectors are a list of (vector, strength), got {type(vectors).__name__}")
-        last = integer("last", self.n_layer - 1 if last is None else last, 0, self.n_layer - 1)
-        first = integer("first", first, 0, self.n_layer - 1)
+        most = max(self.n_layer - 1, 1)
+        first = integer("first", first, 0, most)
+        last = integer("last", most if last is None else last, first, most, f" (first is {first})" * (first > 0))
         total = combined(vectors, self.n_embd, self.n_layer, self.file.path)
-        if self._control_ctx is not None:
-            self._steps.clear()
-            self._control_ctx.free()
-        self._control_ctx = Context()
-        self.control = {i: from_numpy(self._control_ctx, d, f"control.{i}") for i, d in total.items()
-                        if first <= i <= last}
-        _begin_again(self)
+        _control(self, {i: d for i, d in total.items() if first <= i <= last})
+
+
+def _control(m, directions):
+    """Add these, {layer: float32 (n_embd,)}, from now on.  Errors, with the vectors as they were: OutOfMemory."""
+    ctx, before = Context(), m._control_ctx
+    with oom_guard("control vectors"):
+        m.control = {i: from_numpy(ctx, d, f"control.{i}") for i, d in directions.items()}
+    m._control_ctx = ctx
+    m._begin_again()
+    if before is not None:
+        before.free()
+
+
+def _take_control(self, other):
+    """The control vectors of a model of the same layers."""
+    if other.control:
+        _control(self, {i: leaf.numpy() for i, leaf in other.control.items()})
 
 
 def make_control_vector(m, positive, negative, method="pca"):
@@ -124,8 +144,14 @@ def make_control_vector(m, positive, negative, method="pca"):
         v = make_control_vector(m, ["You are happy."], ["You are sad."])
         v.save("happy.gguf")
 
-    Errors: ParamError for lists that are empty or of two lengths, TypeMismatch.
+    Errors: ParamError for lists that are empty or of two lengths, TypeMismatch, NotSupported for a model that is no
+    decoder.
     """
+    if not hasattr(m, "capture"):
+        raise TypeMismatch(f"make_control_vector takes a loaded model, got {type(m).__name__}; load_model(path) gives "
+                           f"one")
+    if not hasattr(m, "control"):
+        raise NotSupported(f"{m.file.arch} models take no control vectors; load a llama model")
     texts = [positive, negative]
     if any(isinstance(t, str) or not isinstance(t, list | tuple) for t in texts):
         raise TypeMismatch("make_control_vector takes two lists of texts")
@@ -134,13 +160,14 @@ def make_control_vector(m, positive, negative, method="pca"):
                          f"pairs of them are expected")
     method = one_of("method", method, METHODS)
     with m._lock:
+        _check(m)
         kept, m.control = m.control, {}
         m._steps.clear()
         try:
             apart = [_last_outputs(m, a) - _last_outputs(m, b) for a, b in zip(*texts, strict=True)]
         finally:
             m.control = kept
-            _begin_again(m)
+            m._begin_again()
     apart = np.stack(apart, axis=1)                                     # (layers, pairs, n_embd)
     return ControlVector({i: _direction(apart[i], method) for i in range(1, m.n_layer)}, m.file.arch)
 

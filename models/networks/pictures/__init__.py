@@ -1,7 +1,13 @@
-"""Networks that turn pictures into vectors, which a decoder reads among its tokens.
+"""Networks that turn pictures and sounds into vectors, which a decoder reads among its tokens.
 
+    senses              what sees and hears beside a decoder
     vision              Vision: patches, blocks, a projector
-    projectors          what families of vision networks have of their own
+    hearing             Hearing: Whisper's encoder, a projector
+    tower               the blocks of both
+    projector           what families of vision networks have in common
+    square_projectors   families that get squares; sliced_projectors: slices; free_projectors: one field of any shape
+    projectors          all of them, by the name in the file
     picture_attention   where the patches of a picture look
-    vision_input        sizes, tiles and numbers of a picture, as a vision network gets them
+    vision_input        sizes and numbers of a picture, as a vision network gets them
+    tiles               pictures cut into tiles
 """

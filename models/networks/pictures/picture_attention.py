@@ -89,7 +89,7 @@ def attention_of(vision, seen, k):
         ctx, inputs, results = vision._built_plainly((columns, rows))
         nodes = {name: t for name, t in named_nodes(results).items() if name.endswith(".kq_soft_max")}
         plan = vision._plan(Graph(*nodes.values()))
-        inputs["patches"][:] = vision.patches(seen.numbers(k, vision.mean, vision.std))
+        inputs["patches"][:] = vision.patches(field)
         plan.compute()
         found = {layer_of(name): plan.view(t).reshape(-1, *t.shape[-2:]).copy() for name, t in nodes.items()}
     return PictureAttention(field, {i: _by_rows(vision, w, columns, rows) for i, w in found.items()}, p)

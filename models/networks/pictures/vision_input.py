@@ -1,13 +1,16 @@
-"""What a vision network gets of a picture: its size, tiles, numbers, as the model was trained.
+"""What a vision network gets of a picture, as the model's own code makes it: size, edges, tiles, numbers.
 
-    fixed       one square, the picture fitted into it on a plain ground            LLaVA 1.5, Gemma 3
-    dynamic     one field that keeps the proportions, sides multiples of a patch    Pixtral, Mistral 3, Qwen-VL
-    tiles       the picture cut into squares, then all of it in one                 SmolVLM, Idefics 3
-    grids       all of it in one square, and tiles of the grid that suits it best   InternVL, Llama 4, MiniCPM-V
+    padded          one square, the picture in the middle of the mean colour        LLaVA 1.5
+    stretched       one square                                                      Gemma 3
+    bounded         one field of its proportions, if need be smaller                Pixtral, Mistral 3
+    near            one field of its proportions, so many pixels                    Qwen-VL
+    edged           one field of its proportions, black at the right and below      Kimi-VL
+    budgeted        one field of its proportions, as many patches as there may be   Gemma 4
 
-    numbers     (byte / 255 - mean) / std of each colour, float32 (3, height, width)
+    patches         (byte / 255 - mean) / std of each colour, the network's input
 
-Source: llama.cpp's mtmd-image.cpp, transformers' image processors of the same models.
+Tiles are in tiles.py.  Source: image processors of the models in transformers; Kimi-VL's and MiniCPM-V's beside their
+weights.
 """
 import dataclasses
 import math
@@ -15,19 +18,19 @@ import math
 import numpy as np
 
 from ggjit.core.html_repr import PlotRepr
-from ggjit.models.files.picture import fitted, resized
+from ggjit.models.files.resample import i64s, resized
 from ggjit.ops.core.errors import extra
-
-GROUND = {"mlp": (122, 116, 104)}               # of projectors that fit pictures on a colour; others: black
-FIXED_FILTERS = {"gemma3": "bilinear"}          # others: bicubic
-MAX_SLICES = 9                                  # tiles of MiniCPM-V
+from ggjit.ops.native.jit import native
+from ggjit.ops.native.mem import ld_f32, ld_u8, st_f32
 
 
 @dataclasses.dataclass(repr=False)
 class VisionInput(PlotRepr):
     """fields: [uint8 (h, w, 3), ...] in the order in which they are read; grid: (columns, rows) of the tiles among
-    them, all but the whole picture, which is the first (whole_first) or the last; (0, 0): there are none."""
+    them, all but the whole picture, which is the first (whole_first) or the last; (0, 0): there are none.
+    size: (width, height) of the picture."""
     fields: list
+    size: tuple
     grid: tuple = (0, 0)
     whole_first: bool = False
 
@@ -62,109 +65,110 @@ class VisionInput(PlotRepr):
         sizes = ", ".join(f"{f.shape[1]} x {f.shape[0]}" for f in self.fields[:4])
         return f"<VisionInput of {n} fields: {sizes}{', ...' * (n > 4)}; .fields, .plot()>"
 
-    def numbers(self, i, mean, std):
-        """float32 (3, h, w) of a field."""
-        x = self.fields[i].astype(np.float32) / np.float32(255)
-        return np.ascontiguousarray(((x - mean) / std).transpose(2, 0, 1))
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64)")
+def write_patches(field, width, side, order, n, table, out):
+    """float32 out[n, 3, side, side]: patch order[i] of uint8 field[height, width, 3], bytes as table[3, 256] says."""
+    columns, number = width // side, i64s(order, n)
+    for i in range(n):
+        corner = 3 * side * (number[i] // columns * width + number[i] % columns)
+        for c in range(3):
+            values = table + 4 * 256 * c
+            for y in range(side):
+                x, at = field + corner + 3 * width * y + c, out + 4 * side * (side * (3 * i + c) + y)
+                for j in range(side):
+                    st_f32(at + 4 * j, ld_f32(values + 4 * ld_u8(x + 3 * j)))
+    return 0
 
 
-def fixed(picture, about):
-    size = about.image_size
-    if picture.shape[:2] == (size, size):
-        return VisionInput([picture])
-    return VisionInput([fitted(picture, size, size, FIXED_FILTERS.get(about.projector, "bicubic"),
-                               GROUND.get(about.projector, (0, 0, 0)))])
+def patches(field, side, order, mean, std):
+    """float32 (n, 3 side side): the patches of a field in that order, each colour's pixels row by row."""
+    table = (np.arange(256, dtype=np.float32) / np.float32(255) - mean[:, None]) / std[:, None]
+    out = np.empty((len(order), 3 * side * side), np.float32)
+    write_patches(np.ascontiguousarray(field), field.shape[1], side, order.astype(np.int64), len(order),
+                  np.ascontiguousarray(table, np.float32), out)
+    return out
 
 
-def dynamic(picture, about):
-    """As many tokens as the picture has patches, within the family's `tokens`."""
+def size_of(picture):
+    """(width, height)"""
+    return picture.shape[1], picture.shape[0]
+
+
+def one_field(picture, width, height, kind="bicubic"):
+    """The picture in that size."""
+    return VisionInput([resized(picture, width, height, kind)], size_of(picture))
+
+
+def on_ground(picture, width, height, x=0, y=0, colour=(0, 0, 0)):
+    """The picture on an area of one colour, its corner at column x and row y."""
+    out = np.empty((height, width, 3), np.uint8)
+    out[:] = colour
+    out[y:y + picture.shape[0], x:x + picture.shape[1]] = picture
+    return out
+
+
+# ---------------------------------------------------------------- one square
+def stretched(picture, about):
+    return one_field(picture, about.image_size, about.image_size, "bilinear")
+
+
+def padded(picture, about):
+    (w, h), side, n = size_of(picture), about.image_size, max(picture.shape[:2])
+    colour = (about.mean * 255).astype(np.uint8)
+    square = picture if w == h else on_ground(picture, n, n, (n - w) // 2, (n - h) // 2, colour)
+    return VisionInput([resized(square, side, side)], (w, h))
+
+
+# ---------------------------------------------------------------- one field of the picture's proportions
+def bounded(picture, about):
+    """No side is longer than the model reads; sides are filled up to whole vectors."""
+    align, (w, h) = about.patch_size * about.n_merge, size_of(picture)
+    ratio = max(w / about.image_size, h / about.image_size)
+    if ratio > 1:
+        w, h = (max(math.floor(n / ratio), 1) for n in (w, h))
+    return one_field(picture, *(-(-n // align) * align for n in (w, h)))
+
+
+def near(picture, about):
+    """Sides are multiples of a vector's, and the field has least to most of them."""
     align = about.patch_size * about.n_merge
-    least, most = (n * align * align for n in about.family.tokens)
-    w, h = kept_proportions(picture.shape[1], picture.shape[0], align, least, most)
-    return VisionInput([picture if picture.shape[:2] == (h, w) else fitted(picture, w, h, "bicubic", (0, 0, 0))])
+    return one_field(picture, *kept_proportions(*size_of(picture), align, *about.family.pixels(about)))
 
 
 def kept_proportions(width, height, align, least, most):
     """(width, height), multiples of `align`, near the proportions of the picture, of `least` to `most` pixels."""
-    def to(x, how):
-        return int(how(np.float32(x) / np.float32(align))) * align
-    w, h = (max(align, to(n, lambda x: math.floor(x + np.float32(0.5)))) for n in (width, height))
+    sides = width, height
+    w, h = (max(round(n / align) * align, align) for n in sides)
     if w * h > most:
-        beta = np.sqrt(np.float32(height) * width / most)
-        return max(align, to(width / beta, math.floor)), max(align, to(height / beta, math.floor))
-    if w * h < least:
-        beta = np.sqrt(np.float32(least) / (np.float32(height) * width))
-        return to(width * beta, math.ceil), to(height * beta, math.ceil)
+        beta = math.sqrt(width * height / most)
+        w, h = (max(align, math.floor(n / beta / align) * align) for n in sides)
+    elif w * h < least:
+        beta = math.sqrt(least / (width * height))
+        w, h = (math.ceil(n * beta / align) * align for n in sides)
     return w, h
 
 
-def tiles(picture, about):
-    """Squares of the picture, its longer side as long as the model reads at most, and the whole."""
-    size, (h, w) = about.image_size, picture.shape[:2]
-    ratio = w / h
-    if w >= h:
-        w, h = about.longest_edge, int(about.longest_edge / ratio)
-        h += h % 2
-    else:
-        w, h = int(about.longest_edge * ratio), about.longest_edge
-        w += w % 2
-    w, h = max(w, 1), max(h, 1)
-    columns, rows = -(-w // size), -(-h // size)
-    whole = resized(resized(picture, w, h, "lanczos"), columns * size, rows * size, "lanczos")
-    fields = [np.ascontiguousarray(whole[y * size:(y + 1) * size, x * size:(x + 1) * size])
-              for y in range(rows) for x in range(columns)]
-    return VisionInput([*fields, resized(whole, size, size, "lanczos")], (columns, rows))
+def edged(picture, about):
+    """At most about.family.most_patches patches; what a vector lacks is black."""
+    p, align, (w, h) = about.patch_size, about.patch_size * about.n_merge, size_of(picture)
+    if (n := (w // p) * (h // p)) > about.family.most_patches:
+        scale = math.sqrt(about.family.most_patches / n)
+        picture = resized(picture, max(int(w * scale), 1), max(int(h * scale), 1))
+    # a long picture has more patches in a row than the positions reach
+    most = about.family.longest_row * p // align * align
+    picture = resized(picture, *(min(n, most) for n in size_of(picture)))
+    wide, high = (-(-n // align) * align for n in size_of(picture))
+    return VisionInput([on_ground(picture, wide, high)], (w, h))
 
 
-# ---------------------------------------------------------------- grids
-def grids(picture, about):
-    """The whole in a square; of a picture larger than that, tiles, too: of one of the family's `grids`, or, where it
-    has none, of as many as the picture has squares, of its proportions."""
-    size, (h, w), family = about.image_size, picture.shape[:2], about.family
-    if max(h, w) <= size:
-        return VisionInput([resized(picture, size, size)])
-    if family.grids:
-        grid = best_grid(w, h, size, family.grids)
-        whole, fine = (size, size), (grid[0] * size, grid[1] * size)
-    else:
-        whole, grid, fine = _slices(w, h, size, about.patch_size * about.n_merge)
-    large, (x, y) = fitted(picture, *fine, "bicubic", (0, 0, 0)), (fine[0] // grid[0], fine[1] // grid[1])
-    parts = [np.ascontiguousarray(large[y * j:y * (j + 1), x * i:x * (i + 1)])
-             for j in range(grid[1]) for i in range(grid[0])]
-    all_of_it = [resized(picture, *whole)]
-    return VisionInput(all_of_it + parts if family.whole_first else parts + all_of_it, grid, family.whole_first)
-
-
-def best_grid(width, height, size, candidates):
-    """(columns, rows): of those that show most of the picture's pixels, the one with the least empty area."""
-    def worth(grid):
-        scale = min(np.float32(grid[0] * size) / np.float32(width), np.float32(grid[1] * size) / np.float32(height))
-        seen = min(int(np.float32(width) * scale) * int(np.float32(height) * scale), width * height)
-        return seen, -(grid[0] * grid[1] * size * size - seen)
-    return max(candidates, key=worth)
-
-
-def _slices(width, height, size, align):
-    """((width, height) of the whole, (columns, rows), (width, height) of all tiles): LLaVA-UHD's rule."""
-    whole = _near_square(width, height, size, align, False)
-    n = int(min(math.ceil(np.float32(width) * np.float32(height) / np.float32(size * size)), MAX_SLICES))
-    candidates = [(m, k // m) for k in (n - 1, n, n + 1) if 1 < k <= MAX_SLICES for m in range(1, k + 1) if k % m == 0]
-    ratio = np.float32(math.log(np.float32(width) / np.float32(height)))
-    columns, rows = min(candidates, key=lambda g: abs(ratio - math.log(g[0] / g[1])), default=(1, 1))
-    x, y = (_divided(side, n) // n for side, n in ((width, columns), (height, rows)))
-    x, y = _near_square(x, y, size, align, True)
-    return whole, (columns, rows), (x * columns, y * rows)
-
-
-def _near_square(width, height, size, align, enlarges):
-    """(width, height), multiples of `align`, of as many pixels as the square and the same proportions."""
-    if width * height > size * size or enlarges:
-        ratio = np.float32(width) / np.float32(height)
-        height = int(np.float32(size) / np.sqrt(ratio))
-        width = int(np.float32(height) * ratio)
-    return _divided(width, align), _divided(height, align)
-
-
-def _divided(length, n):
-    """The nearest multiple of n, at least n."""
-    return max(int(math.floor(np.float32(length) / np.float32(n) + np.float32(0.5))) * n, n)
+def budgeted(picture, about):
+    """The largest field of the picture's proportions that has no more vectors than about.family.most_vectors."""
+    align, (w, h), most = about.patch_size * about.n_merge, size_of(picture), about.family.most_vectors
+    factor = math.sqrt(most * align * align / (w * h))
+    wide, high = (math.floor(factor * n / align) for n in (w, h))
+    if not high:
+        wide, high = min(max(w // h, 1), most), 1
+    elif not wide:
+        wide, high = 1, min(max(h // w, 1), most)
+    return one_field(picture, wide * align, high * align)

@@ -7,11 +7,11 @@ A batch is `runs`, [(text, ids)]: the next ids of each of some texts.
 import numpy as np
 
 from ggjit.models.networks.base.network import MAX_KEPT_PLANS
+from ggjit.models.networks.parts.guesses import STATES
 from ggjit.models.networks.parts.kv_cells import whole_pages
 from ggjit.models.text.running_batch import LEAST_PIECE
 
 APART = -1                              # in a graph's shape, in place of the number of page tables
-STATES = "states"                       # in a graph's shape: logits, and the states of all tokens
 
 
 # ---------------------------------------------------------------- shapes
@@ -20,7 +20,7 @@ def shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
     n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
     hidden = STATES if self._predicts(runs, hidden) else hidden
     sizes = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
-    pictures = self.vision is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)
+    pictures = self.pictures is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)
     more = (APART,) if apart else (n_tables,) if n_tables or pictures else ()
     return *sizes, n_runs if self.recurrent else 1, *more, *[True] * pictures
 
@@ -61,7 +61,7 @@ def least_piece(self):
     """Tokens that a batch of any length can be cut into so many of, and pieces that the same kernels compute; they
     hold a picture."""
     picture = self.vision is not None and self.vision.sees_all
-    return max(2 * LEAST_PIECE, self.vision.n_side ** 2 // self.vision.n_merge ** 2 if picture else 0)
+    return max(2 * LEAST_PIECE, self.vision.family.most(self.vision) if picture else 0)
 
 
 def shape_of(self, n_tokens):
@@ -115,7 +115,7 @@ def fill(self, inputs, runs, state_rows, n_tables=0):
             self.cells.place_pages(inputs, at, text, n, i)
         else:
             self.cells.place(inputs, at, text, n)
-        if "picture" in inputs and self.vision.sees_all:
+        if "picture" in inputs and self.vision is not None and self.vision.sees_all:
             for start, stop in self.pictures.runs(ids):
                 self.cells.open_mask(inputs, at, text, start, stop, bool(n_tables))
         at = end

@@ -2,11 +2,13 @@
 
 A text is the ids that were read and the cache rows that hold what the layers know of them (parts/kv_cells.py).
 """
+import contextlib
 import math
 
 import numpy as np
 
 import ggjit as gg
+from ggjit.api.rematerialize import BudgetError
 from ggjit.core.arguments import typed_methods
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
@@ -17,15 +19,15 @@ from ggjit.models.blocks.hparams import MAX_CTX, HParams, rope_options
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks.base.load_options import LoadOptions
-from ggjit.models.networks.base.memory import MemoryTerm, expected_in, terms_of_leaves
+from ggjit.models.networks.base.memory import MemoryTerm, expected_in, term_of, terms_of_leaves
 from ggjit.models.networks.base.network import Network
 from ggjit.models.networks.parts import context_shift, saved_state, steering
 from ggjit.models.networks.parts import decoder_graph as graphs
-from ggjit.models.networks.parts import predictor as guesses
+from ggjit.models.networks.parts.guesses import NAME, STATES
 from ggjit.models.networks.parts.kv_cells import KVCells
-from ggjit.models.networks.parts.picture_tokens import PictureTokens
 from ggjit.models.networks.parts.pooling import RANK, Pooling
-from ggjit.models.networks.pictures.vision import load_vision
+from ggjit.models.networks.parts.predictor import predicting, predicts, show
+from ggjit.models.networks.pictures import senses
 from ggjit.models.networks.texts import batches, results, writing
 from ggjit.ops.core.errors import NotSupported, ParamError
 from ggjit.ops.core.host_memory import empty, oom_guard
@@ -53,10 +55,13 @@ class Decoder(Network):
     cache_owner = None                  # identity of the Generation whose text is in the cache
     N_SEQS = 8                          # texts at once, where n_seqs does not say
     SEES = True                         # may it have a vision part?
-    vision = pictures = None            # the Vision beside it, and the PictureTokens of what it saw
-    predictor = None                    # guesses by a layer of its own, once they were asked for
+    vision = hearing = None             # the Vision and the Hearing beside it
+    pictures = None                     # PictureTokens of what it saw and heard
+    predictor = None                    # the Guesses that were asked for last
     control, _control_ctx = {}, None    # {layer: leaf that is added to what it gives on} and their context
     set_lora, set_control_vectors = steering.set_lora, steering.set_control_vectors
+    encode_image, encode_audio = senses.encode_image, senses.encode_audio
+    _take_control, _begin_again = steering._take_control, steering.begin_again
 
     def __init__(self, file, options=None):
         """options: LoadOptions.  Errors: ParamError."""
@@ -90,19 +95,16 @@ class Decoder(Network):
         self._load_weights()
         self.pooling = Pooling(hparams, Loader(self.weights, self.n_embd), "none", True, self.options.pooling)
         if self.options.vision is not None:
-            self._load_vision(self.options.vision)
+            senses.load(self, self.options.vision)
         graphs.make_cache(self)
         self.reset()
 
     def _load_weights(self):
         graphs.load_weights(self)
 
-    def _load_vision(self, path):
-        self.vision, self.pictures = load_vision(path, self), PictureTokens(self.n_vocab)
-        self.vision._code = self._code          # what it compiles counts there
-        if self.vision.sees_all and self.vision.n_side ** 2 // self.vision.n_merge ** 2 > self.n_batch:
-            raise ParamError(f"n_batch = {self.n_batch}: a picture of {self.vision.file.path} is read at once, and has "
-                             f"{self.vision.n_side ** 2 // self.vision.n_merge ** 2} vectors")
+    @property
+    def _senses(self):
+        return [sense for sense in (self.vision, self.hearing) if sense is not None]
 
     @property
     def _has_grid(self):
@@ -112,21 +114,6 @@ class Decoder(Network):
     @property
     def _end_of_ids(self):
         return self.n_vocab if self.pictures is None else self.pictures.end
-
-    def encode_image(self, image):
-        """float32 (n, n_embd): what the decoder reads of a picture, all its tiles; load_model(path, vision=mmproj).
-
-        image: a path, the bytes of a file, or an array uint8 (height, width, 3).  Of Qwen 3 VL: (n, n_embd (1 + k)),
-        since its first k layers add vectors, too.
-
-            m.encode_image("cat.jpg").shape
-
-        Errors: NotSupported without a vision part; BadFile, ParamError, ShapeError, TypeMismatch for what is no
-        picture.
-        """
-        if self.vision is None:
-            raise NotSupported(f"{self.file.path} sees nothing alone; load_model(path, vision=\"mmproj.gguf\")")
-        return np.concatenate(self.vision.encode(image))
 
     def _reserve(self):
         """Reserve memory for the largest graph, so that the arena never has to move."""
@@ -143,10 +130,11 @@ class Decoder(Network):
         return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
 
     def _kept_buffers(self):
-        return [*self.kv_buffer.buffers, *(self.predictor.buffer.buffers if self.predictor else ())]
+        return self.kv_buffer.buffers
 
     def _memory_terms(self):
-        return super()._memory_terms() + ([] if self.vision is None else self.vision.memory_terms())
+        terms = super()._memory_terms() + [term for sense in self._senses for term in sense.memory_terms()]
+        return terms if self.predictor is None else [*terms, term_of("next token", self.predictor.memory)]
 
     def _kept_terms(self):
         terms = graphs.kept_by_kind(self)
@@ -173,10 +161,12 @@ class Decoder(Network):
     def free(self):
         super().free()
         self.cache_owner = None
-        if self.vision is not None:
-            self.vision.free()
+        for sense in self._senses:
+            sense.free()
         if self.predictor is not None:
             self.predictor.free()
+        if self._control_ctx is not None:
+            self._control_ctx.free()
         if hasattr(self, "kv_buffer"):
             self.kv_ctx.free()
             self.kv_buffer.free()
@@ -185,7 +175,7 @@ class Decoder(Network):
     def _build(self, ctx, shape):
         if shape[0] == context_shift.NAME:
             return context_shift.rotation_graph(self, ctx, shape[1:])
-        if shape[0] == guesses.NAME:
+        if shape[0] == NAME:
             return self.predictor.build(ctx, shape[1:])
         n_tokens, n_kv, n_out, hidden, n_seqs, n_tables, pictures = (*shape, *(False, 1, 0, False)[len(shape) - 3:])
         n_tables = max(n_tables, 0)
@@ -198,15 +188,15 @@ class Decoder(Network):
         x = gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
         if hidden == RANK:
             return inputs, self.pooling.scores(g, x), *g.states
-        if hidden == batches.STATES:
-            return inputs, graphs.logits(self, x), graphs.states(self, g, x, leaf.get("out_rows")), *g.states
+        if hidden == STATES:
+            return inputs, graphs.logits(self, x), self.predictor.read(g, x, leaf.get("out_rows")), *g.states
         return inputs, (x if hidden else graphs.logits(self, x)), *g.states
 
     def _inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures):
         return graphs.inputs(self, n_tokens, n_kv, n_out, n_seqs, n_tables, pictures)
 
     def _made(self, shape):
-        if len(shape) < 6 or shape[0] in (context_shift.NAME, guesses.NAME) or shape[5] in (0, 1):
+        if len(shape) < 6 or shape[0] in (context_shift.NAME, NAME) or shape[5] in (0, 1):
             return super()._made(shape)
         with columns_apart():           # each text gets the bits that it gets alone
             return super()._made(shape)
@@ -223,7 +213,7 @@ class Decoder(Network):
     # ------------------------------------------------------------ a batch
     _shape, _n_tables, _fill = batches.shape, batches.n_tables, batches.fill
     _batches, _padded = batches.batches, batches.padded
-    _predicts, _show, predicting = guesses.predicts, guesses.show, guesses.predicting
+    _predicts, _show, predicting = predicts, show, predicting
 
     def _fed_batch(self, runs, state_rows, all_rows=False, hidden=False, out=None):
         """Logits or hidden states of a batch, as a new array or in `out`."""
@@ -360,9 +350,11 @@ class Decoder(Network):
             return rows
 
     def plan_apart(self, n):
-        """Make the plan that `decode_apart` of n ids uses next."""
-        with self._lock:
+        """Make the plan that `decode_apart` of n ids uses next; False where their batch does not fit `arena`."""
+        with self._lock, contextlib.suppress(BudgetError):
             self._step(self._shape([(self.text, range(n))], 0, True, apart=True))
+            return True
+        return False
 
     @property
     def is_watched(self):
@@ -394,6 +386,7 @@ class Decoder(Network):
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
         n, state_row, out = len(text.ids), text.state_row, None
+        kept = STATES if self._predicts([(text, ids)], hidden) else hidden
         rows = self._rows(len(ids), hidden) if all_rows else None
         if not n and text is self.text:
             self._read_with = self._weight_versions()
@@ -401,7 +394,7 @@ class Decoder(Network):
             text.exact, text.hooked = min(text.exact, n), min(text.hooked, n)
         try:
             at = 0
-            for part in counted("reading batches of tokens", self._batches(ids, self._piece(all_rows, hidden))):
+            for part in counted("reading batches of tokens", self._batches(ids, self._piece(all_rows, kept))):
                 state_rows = self.cells.free_state_rows(1, state_row)
                 out = self._fed_batch([(text, part)], state_rows, all_rows, hidden,
                                       None if rows is None else rows[at:at + len(part)])

@@ -1,7 +1,9 @@
 """Networks that write all tokens of an answer at once: an encoder with logits; models/text/diffusion.py is their loop.
 
-    logits = Wout norm x        of every token, where all see each other
+    logits = Wout norm x        of the tokens that are asked for, where all see each other
 """
+import numpy as np
+
 import ggjit as gg
 from ggjit.core.arguments import typed_methods
 from ggjit.models.core.other_options import GENERATION, takes_other_names
@@ -21,6 +23,7 @@ EPS = 1e-3                              # where the others' schedule ends
 class Diffuser(Encoder):
     """`m.generate(prompt)`, `m.chat(messages)`, `m.logits(ids)`, `m.hidden(ids)`."""
     FAMILIES, POOLING = DIFFUSERS, "none"
+    AT_ONCE = True
 
     def _load_output(self, loader):
         self.out = self.embd
@@ -29,23 +32,38 @@ class Diffuser(Encoder):
             self._products.append(self.out)
 
     def _build(self, ctx, shape):
-        if shape[1:] != (LOGITS,):
+        """shape: (tokens, LOGITS, how many of them have logits), or one of Encoder's."""
+        if shape[1:2] != (LOGITS,):
             return super()._build(ctx, shape)
-        inputs, x = super()._build(ctx, (shape[0], HIDDEN))
+        n_tokens, _, n_out = shape
+        inputs, x = super()._build(ctx, (n_tokens, HIDDEN))
+        if n_out < n_tokens:
+            inputs["out_rows"] = np.zeros(n_out, np.int32)
+            x = gg.get_rows(x, gg.from_numpy(ctx, inputs["out_rows"], "out_rows"))
         return inputs, gg.set_name(gg.mul_mat(self.out, x), "logits")
-
-    def _ran(self, ids, wanted, width):
-        with self._lock:
-            step = self._step((len(ids), wanted))
-            step.inputs["tokens"][:] = ids
-            return self._finite(step.run().reshape(len(ids), width).copy(), f"the {wanted}")
 
     def logits(self, ids):
         """(n, n_vocab) float32: logits at every one of `ids`, or of a text's tokens, each of which sees all others.
 
         Errors: ParamError for weights that are NaN, IndexRangeError for ids outside the vocabulary.
         """
-        return self._ran(self._checked_ids(ids, self.n_ctx), LOGITS, self.n_vocab)
+        ids = self._checked_ids(ids, self.n_ctx)
+        return self.logits_at(ids, np.arange(len(ids)))
+
+    def logits_at(self, ids, rows):
+        """(len(rows), n_vocab) float32: logits at these of `ids`, all of which are checked.
+
+        Rows are padded up to a power of two, so that few plans serve any number of them.
+        """
+        n_tokens, n = len(ids), len(rows)
+        n_out = min(1 << (n - 1).bit_length(), n_tokens)
+        with self._lock:
+            step = self._step((n_tokens, LOGITS, n_out))
+            step.inputs["tokens"][:] = ids
+            if n_out < n_tokens:
+                step.inputs["out_rows"][:n], step.inputs["out_rows"][n:] = rows, rows[-1]
+            found = step.run().reshape(n_out, self.n_vocab)
+            return self._finite(found[rows] if n_out == n_tokens else found[:n].copy(), "the logits")
 
     @property
     def mask_id(self):

@@ -85,6 +85,10 @@ class T5(Decoder):
             self._say_encoded(len(ids))
             return self._finite(out, "the encoder's results")
 
+    def _begin_again(self):
+        super()._begin_again()
+        self._say_encoded(0)
+
     def _whole(self, name):
         return [leaf for kept in self.cache for leaf in kept if leaf.name.startswith(f"{WHOLE} {name}")]
 

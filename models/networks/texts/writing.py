@@ -5,13 +5,13 @@ from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
 from ggjit.models.text.infill import infill_ids
 from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
-from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
+from ggjit.models.text.picture_prompt import Heard, ids_with_pictures, without_pictures
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 
 
 @takes_other_names(GENERATION)
-def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, images=(), **options):
+def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, images=(), audio=(), **options):
     """Iterator over pieces of text that continue `prompt`; `.stats` afterwards, with "stop_reason".
 
     n_predict: tokens at most, -1 for no limit.  temp: temperature; 0 always takes the likeliest token.  stop: texts
@@ -24,18 +24,21 @@ def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, im
     sampling and grammars, and the k likeliest tokens there; stats["logprobs"] holds them for JSON.
     `.text`: the whole text, `.tokens`: its tokens (models/text/generation.py); in a notebook cell both are shown.
     speculative: "lookup" (the text itself), "mtp" (a layer of the model's own that was trained to guess, where the
-    file has one) or a smaller Decoder of the same vocabulary guess what follows; several tokens are computed at once,
-    and those that are right are kept: the text is the same, faster where guesses come true; where they do not pay, they
-    end.  stats["drafted_tokens"], stats["accepted_tokens"] count them.
+    file has one), a smaller Decoder of the same vocabulary or a Drafter (EAGLE-3, DFlash, Gemma 4's assistant) guess
+    what follows; several tokens are computed at once, and those that are right are kept: the text is the same, faster
+    where guesses come true; where they do not pay, they end.  stats["drafted_tokens"] and stats["accepted_tokens"]
+    count them.
     cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
     the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
     A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.
     images: pictures, as encode_image takes them, at the marks "<__media__>" of the prompt, or before it.
+    audio: sounds, as encode_audio takes them, behind the pictures at these marks, or before the prompt.
     """
-    if len(images):
+    if len(images) or len(audio):
         if not isinstance(prompt, str):
-            raise TypeMismatch(f"pictures belong to a text, got {type(prompt).__name__}; a call for each prompt")
-        prompt = ids_with_pictures(self, prompt, images)
+            raise TypeMismatch(f"pictures and sounds belong to a text, got {type(prompt).__name__}; a call for each "
+                               f"prompt")
+        prompt = ids_with_pictures(self, prompt, [*images, *map(Heard, audio)])
     kind = Generations if is_many(prompt) else Generation
     return kind(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
 
@@ -89,7 +92,8 @@ def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template
     """(text, ids) of a conversation, a list of {"role": ..., "content": ...}, by the chat template in the file.
 
     tools, variables: passed on to it.  template: another one, as Jinja text or by name ("chatml", one in the file).
-    A message may hold pictures: {"type": "image", "image": path or array} among the parts of its content.
+    A message may hold pictures and sounds among the parts of its content: {"type": "image", "image": path or array},
+    {"type": "audio", "audio": path or samples}.
     Errors: ParamError for messages that do not fit, ModelError for a template that is missing or fails.
     """
     messages, pictures = without_pictures(messages) if isinstance(messages, list | tuple) else (messages, [])

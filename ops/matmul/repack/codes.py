@@ -70,39 +70,40 @@ def _copy(to, here, width, flip):
         st_i8(to, ld_i8(here))
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def move_rows(file, repacked, n_blocks, m, block_nbytes, runs, n_runs, flip, into):
-    """Blocks of m rows in the file's order -> interleaved, or back (into 0).  runs: (width, offset, count) as int32."""
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
+def move_rows(file, repacked, n_blocks, m, block_nbytes, runs, n_runs, into):
+    """Blocks of m rows in the file's order -> interleaved, or back (into 0).  runs: (width, offset, count, xor of a
+    word) as int32."""
     for row in range(m):
         group, lane = repacked + row // ROWS * (n_blocks * block_nbytes * ROWS), row % ROWS
         for i in range(n_blocks):
             here, run = file + (row * n_blocks + i) * block_nbytes, group + i * block_nbytes * ROWS
             for r in range(n_runs):
-                width, offs, count = ld_i32(runs + 12 * r), ld_i32(runs + 12 * r + 4), ld_i32(runs + 12 * r + 8)
-                x = flip if width == 4 else 0
+                width, offs, count, flip = (ld_i32(runs + 16 * r), ld_i32(runs + 16 * r + 4), ld_i32(runs + 16 * r + 8),
+                                            ld_i32(runs + 16 * r + 12))
                 for c in range(count):
                     field, slot = here + offs + width * c, run + width * (ROWS * c + lane)
                     if into:
-                        _copy(slot, field, width, x)
+                        _copy(slot, field, width, flip)
                     else:
-                        _copy(field, slot, width, x)
+                        _copy(field, slot, width, flip)
                 run += width * ROWS * count
     return 0
 
 
 @functools.cache
 def _runs(type):
-    return np.array(FORMATS[type].runs, np.int32)
+    return np.array([(*run[:3], _flip(run)) for run in FORMATS[type].runs], np.int32)
 
 
-def _flip(format):
-    """The xor of a word, as int32."""
-    return int.from_bytes(bytes([format.flip] * 4), "little", signed=True)
+def _flip(run):
+    """The xor of its words, as int32."""
+    return int.from_bytes(bytes([*run, 0][3:4] * 4), "little", signed=True)
 
 
 def _move(type, file, repacked, k, m, into):
     runs = _runs(type)
-    move_rows(file, repacked, k // type.block, m, type.nbytes, runs, len(runs), _flip(FORMATS[type]), into)
+    move_rows(file, repacked, k // type.block, m, type.nbytes, runs, len(runs), into)
 
 
 def pack_rows(type, file, repacked, k, m):
@@ -123,13 +124,14 @@ def make_rows_of(format):
     @ir_function
     def rows_of_block(b, block, dst, row_nbytes):                   # words are transposed L x L at a time
         to = [b.add(dst, b.mul(row_nbytes, i64(r))) for r in range(LANES)]
-        for (width, offs, count), start in zip(format.runs, format.starts, strict=True):
+        for run, start in zip(format.runs, format.starts, strict=True):
+            width, offs, count = run[:3]
             for first in range(0, count, LANES):
                 n = min(LANES, count - first)
                 fields = [load_ir(b, b.add(block, i64(start + width * LANES * (first + f))),
                                   vec_ir(f"i{8 * width}", LANES)) for f in range(n)]
-                if format.flip and width == 4:
-                    fields = [b.xor(x, splat_const("i32", _flip(format), LANES)) for x in fields]
+                if _flip(run):
+                    fields = [b.xor(x, splat_const("i32", _flip(run), LANES)) for x in fields]
                 lines = transpose_ir(b, fields + [zero(f"i{8 * width}", LANES)] * (LANES - n))
                 for r, line in enumerate(lines):
                     store_ir(b, shuffle_ir(b, line, line, range(n)), b.add(to[r], i64(offs + width * first)))

@@ -18,6 +18,7 @@ whatever bytes a file holds: codes of finite activations are -127 ... 127 (value
     a part and its zero point   32 x (255 + 128) x 127 = 1,556,512      32 bits; below 2^24, so exact as float32
     sums of activations         32 x 127 = 4,064                        two in a word
     mins of a super-block       8 x 63 x 4,064 = 2,048,256              32 bits, as above
+    scaled parts, NEON          256 x 128 x 127 x 128 = 532,676,608     32 bits; rounded to float32 once
 
 On AMD's Zen 5 two units multiply, and both sums of products and scaling are theirs: 8 + 2 instructions for 32 elements
 of blocks (80 % of the peak at most), 8 + 1.75 of Q4_K, 8 + 2.25 of Q6_K.  It fetches ahead by the address of the
@@ -141,15 +142,14 @@ class _Block:
     """LLVM IR that adds a block of all columns, at q, times blocks of some groups to sums [group][column].
 
     apart: LLVM must not mix the parts; it would keep the words they share in registers that the sums need, and spill.
-    together: so many parts may be mixed: two of Q4_K or Q5_K share words, and NEON has registers for one column.
+    together: so many parts may be mixed: those that share words, where NEON has registers for one column.
     """
 
     def __init__(self, b, format, n_columns, in_turn, n_lines):
         self.b, self.format, self.columns, self.n_lines = b, format, range(n_columns), n_lines
         self.at, self.in_turn = _ColumnFields(format), in_turn
-        in_pairs = isa.ISA == "neon" and n_columns == 1 and format.n_parts == 8 and bool(format.mins_ir)
-        self.apart = format.n_parts > 1 and (in_turn or n_columns > 2 or in_pairs)
-        self.together = 2 if in_pairs else 1
+        self.together = format.sharing if isa.ISA == "neon" and n_columns == 1 else 1
+        self.apart = format.n_parts > 1 and (in_turn or n_columns > 2 or n_columns == 1 and bool(format.d_ir))
 
     def splat(self, q, offs, irty):
         return splat_ir(self.b, load_ir(self.b, self.b.add(q, i64(offs)), irty), LANES)
@@ -197,8 +197,16 @@ class _Block:
             prefetch_ir(self.b, self.b.add(next_w, i64(64 * i)))
         return self.b.add(next_w, i64(64 * self.n_lines))
 
+    def number(self, x):
+        """A sum of codes as it is multiplied by a scale: float32, an integer where scales are integers."""
+        return x if self.format.d_ir else int_to_float_ir(self.b, x)
+
+    def zeros(self):
+        """Where sums of parts begin."""
+        return zero("i32" if self.format.d_ir else "f32", LANES)
+
     def code_sums(self, q, zero_sums, rows, part, first, acc):
-        """Yields (group, column, sum of a part, float32); its fours are `first` and the next ones."""
+        """Yields (group, column, sum of a part as `number` has it); its fours are `first` and the next ones."""
         b, format = self.b, self.format
         if format.paired:
             yield from self.matrix_sums(q, rows, part, first)
@@ -219,7 +227,7 @@ class _Block:
                     for g, (_, codes) in enumerate(same):
                         sums[g, j] = _sum_fours_ir(b, sums[g, j], codes, four, format.signed)
             for (g, j), x in sums.items():
-                yield g, j, int_to_float_ir(b, x)
+                yield g, j, self.number(x)
 
     def matrix_sums(self, q, rows, part, first):
         """The same of paired codes, by products of two rows and two columns: eight elements an instruction."""
@@ -237,7 +245,7 @@ class _Block:
         for g, (pair, i) in itertools.product(range(len(rows)), ((pair, i) for pair in pairs for i in range(2))):
             if pair[i] > pair[0] or not i:              # a column without a partner is its own
                 lanes = [2 * i, 2 * i + 1, 2 * i + 4, 2 * i + 5]
-                yield g, pair[i], int_to_float_ir(b, shuffle_ir(b, sums[g, pair, 0], sums[g, pair, 1], lanes))
+                yield g, pair[i], self.number(shuffle_ir(b, sums[g, pair, 0], sums[g, pair, 1], lanes))
 
     def add(self, q, rows, acc):
         """Blocks of one scale."""
@@ -253,17 +261,22 @@ class _Block:
     def add_super(self, q, here, acc, next_w, prefetch):
         """Super-blocks at the addresses `here`; prefetch(part) asks for what comes next -> next_w."""
         b, format = self.b, self.format
-        totals = [[zero("f32", LANES)] * len(self.columns) for _ in here]
+        totals = [[self.zeros()] * len(self.columns) for _ in here]
         if format.part_nbytes:
             next_w, totals = self._loop(q, here, totals, next_w)
-        for part in range(0 if format.part_nbytes else format.n_parts):
-            prefetch(part)
-            if part % self.together == 0:
-                q, rows = self.after(q, totals) if part else q, self.rows(here)
+        for i, part in enumerate(() if format.part_nbytes else format.order):
+            prefetch(i)
+            if i % self.together == 0:
+                q, rows = self.after(q, totals) if i else q, self.rows(here)
             self._add_part(q, self.zero_sums(q, part), rows, part, format.n_fours * part, totals)
         if format.mins_ir:
             q = self.after(q, totals)
-            self._add_mins(q, self.rows(here), totals)
+        rows = self.rows(here)
+        if format.d_ir:
+            totals = [[b.fmul(format.d_ir(b, r), int_to_float_ir(b, t)) for t in some]
+                      for r, some in zip(rows, totals, strict=True)]
+        if format.mins_ir:
+            self._add_mins(q, rows, totals)
         for j in self.columns:
             d = self.word(q, j, self.at.scale, IR_F32)
             for c, t in zip(acc, totals, strict=True):
@@ -274,7 +287,10 @@ class _Block:
         scales = []
         for g, j, x in self.code_sums(q, zero_sums, rows, part, first, totals):
             scales = scales or [self.format.scale_ir(self.b, r, part) for r in rows]
-            totals[g][j] = fma_ir(self.b, scales[g], x, totals[g][j])
+            if self.format.d_ir:
+                totals[g][j] = self.b.add(totals[g][j], self.b.mul(scales[g], x))
+            else:
+                totals[g][j] = fma_ir(self.b, scales[g], x, totals[g][j])
 
     def _loop(self, q, here, totals, next_w):
         """A loop over parts that lie alike -> (next_w, totals)."""
@@ -290,7 +306,7 @@ class _Block:
             return [self.ask(next_w), b.add(q, i64(self.at.four(n, 0, format.n_fours))), b.add(zero_sums, i64(4 * n)),
                     *(b.add(x, i64(format.part_nbytes)) for x in here), *itertools.chain(*totals)]
         start = [(IR_I64, x) for x in (next_w, q, self.zero_sums(q, 0), *here)]
-        start += [(vec_ir("f32", LANES), x) for x in itertools.chain(*totals)]
+        start += [(x.type, x) for x in itertools.chain(*totals)]
         out = counted_loop_ir(b, opaque_ir(b, i64(format.n_parts)), start, part)
         return out[0], grouped(out[3 + n_groups:])
 

@@ -2,6 +2,7 @@
 import socket
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -293,6 +294,19 @@ def test_graphs_count_as_memory_that_is_lent(session):
     assert (status, kind) == (s.FAILED, "OutOfMemory") and "a larger --memory" in text
     session._free(1, b"", False)                    # graphs go with their arena
     assert machine.used_nbytes == 0
+
+
+@pytest.mark.parametrize("n, spoilt", [(20, True), (1000, False)])
+def test_a_refused_graph_keeps_nothing_of_its_message(session, n, spoilt):
+    """Rows that are no graph, and a graph beyond what is lent; both are listed, and asked for again."""
+    op, payload = graph_op(session, n)
+    payload = np.frombuffer(payload, np.uint8).copy()
+    payload[:spoilt * 2000] = 77
+    kept = weakref.ref(payload)
+    for sent in ([op, [s.RUN, op[1]]], payload), ([[s.RUN, op[1]]], b""):
+        assert executed(session, *sent)[0] == s.FAILED
+    del payload, sent
+    assert kept() is None and len(session.graphs) == 1
 
 
 def test_the_worker_counts_rows_too(session, monkeypatch):

@@ -40,3 +40,16 @@ def test_handles_on_rows_that_were_given_back():
     assert len(gg.Graph(gg.sqr(others[0]))) == 1
     del a, y
     assert len(gg.Graph(gg.sqr(others[1]))) == 1
+
+
+def test_strays_that_died_are_forgotten_though_a_younger_one_lives():
+    last = None
+    for _ in range(50):
+        ctx = gg.Context()
+        dead, last = [ctx.new_tensor(gg.F32, (4,)) for _ in range(20)], ctx.new_tensor(gg.F32, (4,))
+        ctx.free()
+        assert len(gg.Graph(gg.sqr(gg.Context().new_tensor(gg.F32, (4,))))) == 1
+        del dead
+    assert TABLE.has_strays() and len(TABLE._strays) < 50
+    del last
+    assert not TABLE.has_strays()

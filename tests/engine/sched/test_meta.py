@@ -6,6 +6,7 @@ from helpers.numpy_device import NumpyDevice
 import ggjit as gg
 from ggjit.meta.split import result_of
 from ggjit.ops.core.split import MIRRORED, PARTIAL, SplitState
+from ggjit.ops.matmul.repack.layouts import LAYOUTS
 
 CPU = gg.registry.device("CPU")
 rng = np.random.default_rng()
@@ -150,10 +151,13 @@ def test_beside_other_devices_in_a_scheduler():
     np.testing.assert_allclose(gg.compute(gg.scale(y, 1.0), backend=backend), want, rtol=1e-4, atol=1e-4)
 
 
-def test_a_decoder_over_two_devices():
+@pytest.mark.parametrize("repack", [False, True])
+def test_a_decoder_over_two_devices(repack):
     from ggjit.models import load_model, tensor_split
-    one = load_model(n_threads=1, n_ctx=64)
-    many = load_model(backend=meta(tensor_split(one.file, 2)), n_gpu_layers=-1, n_ctx=64)
+    one = load_model(n_threads=1, n_ctx=64, repack=repack)
+    many = load_model(backend=meta(tensor_split(one.file, 2)), n_gpu_layers=-1, n_ctx=64, repack=repack)
+    where = many.weights["blk.0.ffn_up.weight"].buffer
+    assert where.buft.name == ("META_REPACK" if repack and LAYOUTS else "META")
     ids = one.tokenize("It is a truth universally acknowledged")
     want, got = one.logits(ids), many.logits(ids)
     np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
@@ -164,6 +168,15 @@ def test_a_decoder_over_two_devices():
 
 
 # ---------------------------------------------------------------- memory, names, refusals
+def test_parameters_in_host_memory():
+    """On one device they are read where they lie; several get copies by a scheduler."""
+    w = gg.set_param(gg.tensor(floats(8, 64)[1], name="w"))
+    y = gg.mul_mat(w, gg.tensor(floats(4, 64)[1], name="x"))
+    want = gg.compute(y)
+    for where in (meta(cut(w=1)), meta(cut(w=1), devices=[NumpyDevice("A"), NumpyDevice("B")])):
+        np.testing.assert_allclose(gg.compute(y, backend=where), want, atol=1e-4)
+
+
 def test_bytes_go_in_and_out_as_of_one_device():
     ctx, backend = gg.Context(), meta(cut(a=(1, (1, 3)), b=0, q=(0, (32, 64))))
     a, b, q = (ctx.new_tensor(type, ne, n) for type, ne, n in ((gg.F32, (6, 4, 2), "a"), (gg.F16, (4, 3), "b"),

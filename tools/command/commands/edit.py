@@ -1,7 +1,7 @@
 """`ggjit edit`: keys and tensors of a GGUF changed; a model in one file or in several."""
 from ggjit.models.files.rewrite import edit_gguf
 from ggjit.tools.command.common import add_files, pairs, text_nbytes, value
-from ggjit.tools.command.helpers import adapters, add_lora
+from ggjit.tools.command.helpers import add_lora, scaled
 
 EXAMPLES = (("ggjit edit m.gguf n.gguf --set-key general.name=mine --remove-key tokenizer.chat_template", ""),
             ("ggjit edit m.gguf parts.gguf --split-max-size 2G", "parts-00001-of-00003.gguf, ..."),
@@ -22,7 +22,7 @@ def run(args):
     keys = {key: value(text) for key, text in pairs("--set-key", args.set_key).items()}
     result = edit_gguf(args.input, args.output, keys, args.remove_key, pairs("--rename", args.rename),
                        pairs("--set-tensor-type", args.set_tensor_type), args.split_max_size, args.force,
-                       lora=adapters(args.lora))
+                       lora=scaled(args.lora))
     if not args.json:
         print(f"{', '.join(result['paths'])}: {text_nbytes(result['nbytes'])}")
     return result

@@ -25,7 +25,7 @@ from ggjit.tools.command.common import (
     rope_args,
     sampling,
 )
-from ggjit.tools.command.helpers import add_lora, add_vision, load
+from ggjit.tools.command.helpers import add_control, add_lora, add_vision, load
 from ggjit.tools.command.texts import add_texts, compute_file, write_jsonl, write_parquet
 
 EXAMPLES = (('ggjit generate -p "It was a truth"', "the model that comes with ggjit"),
@@ -36,6 +36,7 @@ EXAMPLES = (('ggjit generate -p "It was a truth"', "the model that comes with gg
 def add_arguments(c):
     c.add_file("-m", "--model", metavar="PATH", help="a llama GGUF (default: the small model that comes with ggjit)")
     add_lora(c)
+    add_control(c)
     add_vision(c)
     c.add_argument("-p", "--prompt", metavar="TEXT")
     add_texts(c, "texts: .jsonl or .parquet")
@@ -51,7 +52,7 @@ def add_arguments(c):
                    help="with --context-shift: the first N tokens stay (0)")
     c.add_file("--speculative", metavar="lookup|mtp|PATH",
                help="guess what follows from the text itself, by a layer that the model has for it, or by a smaller "
-                    "model of the same vocabulary")
+                    "model of the same vocabulary or one that reads its layers (EAGLE-3, DFlash)")
     add_diffusion(c)
     add_kv_type(c)
     add_n_ctx(c, "context size (the model's own)")
@@ -75,7 +76,8 @@ def run(args):
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, **rope_args(args))
         pieces = m.generate(args.prompt, args.n_predict, stop=args.stop, ignore_eos=args.ignore_eos,
                             context_shift=args.context_shift, n_keep=args.n_keep, logprobs=args.logprobs,
-                            speculative=_speculative(args), images=args.image, **diffusion(args), **sampling(args))
+                            speculative=_speculative(args), images=args.image, audio=args.audio, **diffusion(args),
+                            **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
         total = args.n_predict if args.n_predict > 0 else None
@@ -102,9 +104,10 @@ def _speculative(args):
 
 def _file(args):
     """Every text of a file, several at once; on workers, if there are any."""
-    if args.prompt is not None or args.context_shift or args.lora or args.logprobs is not None or args.speculative:
-        raise ParamError("generate --input FILE goes without --prompt, --context-shift, --logprobs, --lora and "
-                         "--speculative")
+    if args.prompt is not None or args.context_shift or args.lora or args.logprobs is not None or args.speculative \
+            or args.control_vector:
+        raise ParamError("generate --input FILE goes without --prompt, --context-shift, --logprobs, --lora, "
+                         "--control-vector and --speculative")
     t0, load = time.perf_counter(), {"n_ctx": args.n_ctx, "kv_type": args.kv_type, "repack": args.repack,
                                      "strict": args.strict, "n_threads": args.threads, **rope_args(args)}
     options = {"n_predict": args.n_predict, "stop": tuple(args.stop), "ignore_eos": args.ignore_eos, **sampling(args)}

@@ -21,7 +21,7 @@ from ggjit.tools.command.common import (
     nbytes,
     positive,
 )
-from ggjit.tools.command.helpers import add_lora, load
+from ggjit.tools.command.helpers import add_control, add_lora, load
 from ggjit.tools.serve import service as serving
 from ggjit.tools.serve.app import Limits, ModelServer
 
@@ -66,6 +66,7 @@ def add_arguments(c):
     add_gpu(c)
     add_threads(c)
     add_lora(c)
+    add_control(c)
     c.add_file("-mm", "--mmproj", metavar="PATH", help="the model's vision part: messages may hold pictures")
 
 

@@ -130,6 +130,20 @@ class LogMel:
         return self.window(sound, 0, n_frames(sound.n_samples) + SILENCE, self.peak(sound))
 
 
+def mel_filters(n_mels):
+    """float32 (n_mels, 201): triangles of equal area, on a scale that is linear up to 1000 Hz and logarithmic above
+    (Slaney's)."""
+    def hz(mel):
+        return np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * np.log(6.4) / 27))
+    edges = hz(np.linspace(0, 15 + 27 * np.log(RATE / 2000) / np.log(6.4), n_mels + 2))
+    bins = np.linspace(0, RATE / 2, N_FFT // 2 + 1)
+    rising = (bins - edges[:-2, None]) / np.diff(edges)[:-1, None]
+    falling = (edges[2:, None] - bins) / np.diff(edges)[1:, None]
+    triangles = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
+    triangles *= (2 / (edges[2:] - edges[:-2]))[:, None]
+    return triangles
+
+
 def n_frames(n_samples):
     """Frames of a recording, of 10 ms."""
     return n_samples // HOP

@@ -1,0 +1,296 @@
+"""Vision encoders beside llama.cpp's libmtmd: the vectors of one field of a picture.
+
+    python -m benchmarks.vision [--mtmd FOLDER] [--threads 1,2] [--rounds N] [--only NAME] > TABLE.md
+
+FOLDER: of libmtmd and libllama, built for this processor; without it, the `xllamacpp` wheel.  The networks have the
+shapes of real ones and random weights in F16, in files in the cache folder.  Both engines read the same file, have a
+process of their own and take turns; each row shows medians with minimum and maximum.  Sizes, tiles and colours are made
+before the clock runs.  ratio = libmtmd's time / ours: above 1 we are faster.
+"""
+import argparse
+import ctypes as C
+import dataclasses
+import os
+import pathlib
+import sys
+import time
+
+import numpy as np
+
+from benchmarks import llama
+from benchmarks.machine import cpu_model, idle_check
+from benchmarks.peer import PACKAGE, llama_library
+from benchmarks.report import Spread
+from benchmarks.synth import fresh_file, gguf_package
+from benchmarks.worker import EngineError, Missing, Worker
+from ggjit.models.networks.base.load_options import LoadOptions
+from ggjit.models.networks.pictures.vision import Vision, VisionFile
+from ggjit.ops.native.cache_files import cache_dir
+from ggjit.tools.suite.ggml import libraries
+
+TARGET = 1.5
+N_OUT = 256                     # of the projector: small, since a decoder of that width is written, too
+RECIPE = 1                      # raise it when the files change
+MARK = b"<__media__>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoder:
+    """A vision network: projector, width, layers, heads, feed-forward size, pixels of a patch and of the field."""
+    text: str
+    projector: str
+    d: int
+    n_layer: int
+    n_head: int
+    n_ff: int
+    patch: int
+    side: int
+    merge: int = 1
+    keys: tuple = ()
+
+    @property
+    def n(self):
+        """Patches of the field."""
+        return (self.side // self.patch) ** 2
+
+    def tensors(self):
+        """{name: shape}; vectors are F32, matrices F16."""
+        d, out = self.d, {}
+        for i in range(self.n_layer):
+            parts = {f"attn_{c}": (d, d) for c in ("q", "k", "v", "out")} | {"ffn_up": (self.n_ff, d),
+                                                                            "ffn_down": (d, self.n_ff)}
+            for name, shape in parts.items():
+                out |= {f"v.blk.{i}.{name}.weight": shape, f"v.blk.{i}.{name}.bias": shape[:1]}
+            out |= {f"v.blk.{i}.{ln}.{part}": (d,) for ln in ("ln1", "ln2") for part in ("weight", "bias")}
+        out |= {"v.patch_embd.weight": (d, 3, self.patch, self.patch), "v.post_ln.weight": (d,), "v.post_ln.bias": (d,)}
+        wide = d * self.merge ** 2
+        if self.projector == "qwen2vl_merger":
+            return out | {"v.patch_embd.weight.1": (d, 3, self.patch, self.patch), "mm.0.weight": (wide, wide),
+                          "mm.0.bias": (wide,), "mm.2.weight": (N_OUT, wide), "mm.2.bias": (N_OUT,)}
+        out |= {"v.patch_embd.bias": (d,), "v.position_embd.weight": (self.n, d)}
+        if self.projector == "idefics3":
+            return out | {"mm.model.fc.weight": (N_OUT, wide)}
+        return out | {"mm.0.weight": (d, d), "mm.0.bias": (d,), "mm.2.weight": (N_OUT, d), "mm.2.bias": (N_OUT,)}
+
+
+ENCODERS = {
+    "siglip-b": Encoder("SigLIP base, 512 x 512 (SmolVLM)", "idefics3", 768, 12, 12, 3072, 16, 512, 4,
+                        (("projector.scale_factor", 4), ("preproc_image_size", 512))),
+    "clip-l": Encoder("CLIP ViT-L/14, 336 x 336 (LLaVA 1.5)", "mlp", 1024, 24, 16, 4096, 14, 336),
+    "qwen2-vl": Encoder("Qwen2-VL, 448 x 448", "qwen2vl_merger", 1280, 32, 16, 5120, 14, 448, 2,
+                        (("spatial_merge_size", 2),)),
+}
+
+
+def _drawn(name, shape):
+    rng = np.random.default_rng(len(name))
+    if len(shape) == 1:
+        return np.full(shape, "ln" in name and name.endswith("weight"), np.float32)
+    rows = (rng.standard_normal((min(shape[0], 256), *shape[1:])) / np.prod(shape[1:]) ** 0.5).astype(np.float16)
+    return np.resize(rows, shape)
+
+
+def encoder_path(name):
+    """Path of the vision part, written first if it is not there."""
+    path, e, gguf = cache_dir() / "bench" / f"{name}-F16-{RECIPE}.gguf", ENCODERS[name], gguf_package()
+    if not path.exists():
+        nbytes = sum(2 * int(np.prod(shape)) for shape in e.tensors().values())
+        with fresh_file(path, nbytes) as partial:
+            w = gguf.GGUFWriter(partial, "clip")
+            w.add_bool("clip.has_vision_encoder", True)
+            w.add_bool("clip.use_gelu", True)
+            w.add_string("clip.projector_type", e.projector)
+            keys = {"image_size": e.side, "patch_size": e.patch, "embedding_length": e.d, "block_count": e.n_layer,
+                    "feed_forward_length": e.n_ff, "attention.head_count": e.n_head, "projection_dim": N_OUT}
+            for key, value in (keys | dict(e.keys)).items():
+                w.add_uint32(f"clip.vision.{key}", value)
+            w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
+            for key in ("image_mean", "image_std"):
+                w.add_array(f"clip.vision.{key}", [0.5] * 3)
+            for tensor, shape in e.tensors().items():
+                w.add_tensor(tensor, _drawn(tensor, shape))
+            _finish(w)
+    return str(path)
+
+
+def decoder_path():
+    """A decoder of one layer with a vocabulary of bytes: libmtmd takes a picture for a decoder alone."""
+    path, gguf = cache_dir() / "bench" / f"decoder-{N_OUT}-{RECIPE}.gguf", gguf_package()
+    if not path.exists():
+        with fresh_file(path, 1 << 23) as partial:
+            w = gguf.GGUFWriter(partial, "llama")
+            for add, value in ((w.add_context_length, 64), (w.add_embedding_length, N_OUT), (w.add_block_count, 1),
+                               (w.add_feed_forward_length, N_OUT), (w.add_head_count, 4), (w.add_head_count_kv, 4),
+                               (w.add_rope_dimension_count, N_OUT // 4), (w.add_layer_norm_rms_eps, 1e-5)):
+                add(value)
+            # the characters that stand for bytes in a vocabulary of GPT-2's kind
+            plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+            words = [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]
+            w.add_tokenizer_model("gpt2")
+            w.add_tokenizer_pre("default")
+            w.add_token_list([*words, "<s>", "</s>", *MARKS])
+            w.add_token_types([1] * 256 + [3] * (2 + len(MARKS)))
+            w.add_token_merges([f"{words[0]} {words[1]}"])
+            w.add_bos_token_id(256)
+            w.add_eos_token_id(257)
+            n = 258 + len(MARKS)
+            matrices = {"token_embd": n, "output": n} | {f"blk.0.{part}": N_OUT for part in (
+                "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")}
+            for name, rows in matrices.items():
+                w.add_tensor(f"{name}.weight", np.zeros((rows, N_OUT), np.float32))
+            for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+                w.add_tensor(f"{name}.weight", np.ones(N_OUT, np.float32))
+            _finish(w)
+    return str(path)
+
+
+MARKS = ("<|vision_start|>", "<|vision_end|>", "<fake_token_around_image>", "<global-img>", "<row_1_col_1>", "\n\n",
+         "\n")
+
+
+def _finish(w):
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def picture(e):
+    """uint8 (side, side, 3)"""
+    y, x = np.mgrid[:e.side, :e.side]
+    return np.stack([(x + k * y) % 256 for k in range(3)], 2).astype(np.uint8)
+
+
+# ---------------------------------------------------------------- engines
+class Ours:
+    def __init__(self, name, n_threads):
+        self.vision = Vision(VisionFile(encoder_path(name)), LoadOptions(n_threads=int(n_threads)))
+        self.field = picture(ENCODERS[name])
+
+    def encode(self):
+        return self.vision.encode_field(self.field)
+
+
+class Params(C.Structure):
+    """mtmd_context_params of this release; larger than it, since it travels by value."""
+    _fields_ = [("use_gpu", C.c_bool), ("device", C.c_void_p), ("print_timings", C.c_bool), ("n_threads", C.c_int),
+                ("rest", C.c_uint8 * 512)]
+
+
+class Text(C.Structure):
+    _fields_ = [("text", C.c_char_p), ("n", C.c_size_t), ("add_special", C.c_bool), ("parse_special", C.c_bool)]
+
+
+class Mtmd:
+    """Its vectors of the first field, without the making of the field."""
+
+    def __init__(self, name, n_threads, folder=None):
+        P = C.c_void_p
+        llm, L = self._libraries(folder)
+        for f, result, args in (
+                ("mtmd_context_params_default", Params, ()), ("mtmd_init_from_file", P, (C.c_char_p, P, Params)),
+                ("mtmd_bitmap_init", P, (C.c_uint32, C.c_uint32, C.c_char_p)), ("mtmd_input_chunks_init", P, ()),
+                ("mtmd_tokenize", C.c_int32, (P, P, C.POINTER(Text), C.POINTER(P), C.c_size_t)),
+                ("mtmd_input_chunks_size", C.c_size_t, (P,)), ("mtmd_input_chunks_get", P, (P, C.c_size_t)),
+                ("mtmd_input_chunk_get_type", C.c_int, (P,)), ("mtmd_input_chunk_get_n_tokens", C.c_size_t, (P,)),
+                ("mtmd_encode_chunk", C.c_int32, (P, P)), ("mtmd_get_output_embd", C.POINTER(C.c_float), (P,))):
+            getattr(L, f).restype, getattr(L, f).argtypes = result, args
+        self.log = llama.LOG(lambda level, text, data: None)
+        llm.llama_log_set(self.log, None)
+        llm.llama_backend_init()
+        self.model = llm.llama_model_load_from_file(os.fsencode(decoder_path()), llm.llama_model_default_params())
+        params = L.mtmd_context_params_default()
+        params.use_gpu, params.n_threads = False, int(n_threads)
+        self.context = L.mtmd_init_from_file(os.fsencode(encoder_path(name)), self.model, params)
+        if not self.model or not self.context:
+            raise EngineError(f"libmtmd does not load {encoder_path(name)}")
+        self.L, self.chunk = L, self._first_chunk(L, picture(ENCODERS[name]))
+
+    @staticmethod
+    def _libraries(folder):
+        """(llama's functions, libmtmd)"""
+        llm = llama_library(folder)
+        paths = sorted(pathlib.Path(folder).glob("libmtmd.*")) if folder else libraries(PACKAGE)
+        if not paths:
+            raise Missing(f"no libmtmd in {folder}")
+        return llm, C.CDLL(str(paths[0]), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+
+    def _first_chunk(self, L, x):
+        self.chunks, text = L.mtmd_input_chunks_init(), Text(MARK, len(MARK), False, True)
+        bitmaps = (C.c_void_p * 1)(L.mtmd_bitmap_init(x.shape[1], x.shape[0], x.tobytes()))
+        if L.mtmd_tokenize(self.context, self.chunks, C.byref(text), bitmaps, 1):
+            raise EngineError("libmtmd takes no picture")
+        chunks = (L.mtmd_input_chunks_get(self.chunks, i) for i in range(L.mtmd_input_chunks_size(self.chunks)))
+        return next(chunk for chunk in chunks if L.mtmd_input_chunk_get_type(chunk) == 1)
+
+    def encode(self):
+        if self.L.mtmd_encode_chunk(self.context, self.chunk):
+            raise EngineError("libmtmd encodes no picture")
+        n = self.L.mtmd_input_chunk_get_n_tokens(self.chunk)
+        return np.ctypeslib.as_array(self.L.mtmd_get_output_embd(self.context), (n, N_OUT))
+
+
+class Engine:
+    """The far end of a Worker."""
+
+    def __init__(self, kind, *args):
+        self.engine = {"ours": Ours, "mtmd": Mtmd}[kind](*args)
+
+    def about(self):
+        return {}
+
+    def seconds(self):
+        t0 = time.perf_counter()
+        self.engine.encode()
+        return time.perf_counter() - t0
+
+    def vectors(self):
+        """Some of the numbers, and the largest."""
+        x = self.engine.encode()
+        return x[::7, :5].tolist(), float(abs(x).max())
+
+
+# ---------------------------------------------------------------- the table
+def row(name, n_threads, args, log):
+    """A line of the table, or why there is none."""
+    encoder_path(name), decoder_path()
+    env = {"RAYON_NUM_THREADS": "1"}
+    folder = [args.mtmd] if args.mtmd else []
+    with Worker("vision", "ours", name, str(n_threads), **env) as ours, \
+            Worker("vision", "mtmd", name, str(n_threads), *folder, **env) as theirs:
+        (a, largest), (b, _) = (engine.ask("vectors") for engine in (ours, theirs))
+        off = float(abs(np.array(a) - np.array(b)).max() / largest)
+        times = {"ours": [], "theirs": []}
+        for r in range(args.rounds + 1):                        # the first warms
+            for key, engine in (("ours", ours), ("theirs", theirs)):
+                seconds = engine.ask("seconds")
+                if r:
+                    times[key].append(seconds * 1e3)
+        x, y = (Spread(times[key], "ms") for key in times)
+        log(f"{name}, {n_threads} thread(s): {x}, libmtmd {y}, off by {off:.1e} of the largest")
+        return (f"| {ENCODERS[name].text}, {ENCODERS[name].n} patches | {n_threads} | {x} | {y} | "
+                f"{y.median / x.median:.2f} | {TARGET} | {off:.1e} |")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mtmd")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default=",".join(ENCODERS))
+    args = parser.parse_args(argv)
+
+    def log(line):
+        print(line, file=sys.stderr, flush=True)
+    peer = f"libmtmd of {args.mtmd}" if args.mtmd else f"libmtmd of the {PACKAGE} wheel"
+    print(f"# Vision encoders beside {peer}\n\nWritten by `python -m benchmarks.vision`; what the columns mean is said "
+          f"there. {cpu_model()}; {idle_check('at the start')}.\n\n| encoder | threads | ggjit | libmtmd | ratio | "
+          "target | off by, of the largest |\n|---|---|---|---|---|---|---|")
+    for n_threads in map(int, args.threads.split(",")):
+        for name in args.only.split(","):
+            print(row(name, n_threads, args, log), flush=True)
+    print(f"\nAt the end: {idle_check('at the end')}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Small random-weight mmproj files of networks that hear, and libmtmd's vectors of a sound.
+
+    python -m helpers.hearing_files TOOLS NAME FOLDER   writes text.gguf and hearing.gguf, and vectors.npz: `I.K` is the
+                                                        K-th window of sound I, `logits` those after PROMPT
+
+A process of its own, so that no two ggml libraries meet.
+"""
+import os
+import sys
+import wave
+
+import gguf
+import numpy as np
+
+from helpers.vision_files import MTMD, TEXT, logits, opened, vectors, write_text
+
+D, FF, HEADS, LAYERS, MELS, FRAMES = 48, 64, 4, 2, 20, 1500
+NAMES = "ultravox", "qwen2a", "voxtral"
+STACK = {"ultravox": 4, "voxtral": 4}
+PROMPT = f"Hear {MTMD} now:"
+SECONDS = 1.3, 30.5
+
+
+def sound(n):
+    """float32 samples at 16 kHz, so loud that libmtmd's least energy, 2^-24, is below what counts."""
+    t, rng = np.arange(int(16000 * SECONDS[n])) / 16000, np.random.default_rng(n)
+    waves = sum(np.sin(2 * np.pi * f * t * (1 + 0.1 * np.sin(3 * t))) for f in (220, 700 + 100 * n, 2500))
+    return (0.32 * waves + 0.01 * rng.standard_normal(len(t))).astype(np.float32)
+
+
+def drawn(name, seed=0):
+    """{name: array}"""
+    rng, out, n = np.random.default_rng(seed), {}, STACK.get(name, 1) * D
+
+    def put(tensor, *shape):
+        one = len(shape) == 1 or shape[-1] == 1
+        x = rng.standard_normal(shape) * (0.1 if one else 1 / np.prod(shape[1:]) ** 0.5)
+        out[tensor] = (x + (one and ("ln" in tensor or "norm" in tensor) and tensor.endswith("weight"))).astype("f4")
+
+    def both(tensor, *shape):
+        put(f"{tensor}.weight", *shape)
+        put(f"{tensor}.bias", shape[0])
+    for i, n_in in ((1, MELS), (2, D)):
+        put(f"a.conv1d.{i}.weight", D, n_in, 3)
+        put(f"a.conv1d.{i}.bias", D, 1)
+    put("a.position_embd.weight", FRAMES, D)
+    for i in range(LAYERS):
+        for part, *shape in (("attn_q", D, D), ("attn_v", D, D), ("attn_out", D, D), ("ffn_up", FF, D),
+                             ("ffn_down", D, FF), ("ln1", D), ("ln2", D)):
+            both(f"a.blk.{i}.{part}", *shape)
+        put(f"a.blk.{i}.attn_k.weight", D, D)
+    both("a.post_ln", D)
+    if name == "qwen2a":
+        both("mm.a.fc", TEXT, D)
+        return out
+    put("mm.a.mlp.1.weight", 96, n)
+    put("mm.a.mlp.2.weight", TEXT, 48 if name == "ultravox" else 96)
+    if name == "ultravox":
+        put("mm.a.norm_pre.weight", n)
+        put("mm.a.norm_mid.weight", 48)
+    return out
+
+
+def write_wav(path, samples):
+    with wave.open(str(path), "wb") as w:
+        w.setnchannels(1)
+        w.setsampwidth(2)
+        w.setframerate(16000)
+        w.writeframes(np.rint(samples * 32767).astype("<i2").tobytes())
+
+
+def write(name, path, without=(), projector=None, **keys):
+    """The mmproj file."""
+    w = gguf.GGUFWriter(str(path), "clip")
+    w.add_bool("clip.has_audio_encoder", True)
+    w.add_string("clip.projector_type", projector or name)
+    values = {"embedding_length": D, "feed_forward_length": FF, "block_count": LAYERS, "attention.head_count": HEADS,
+              "projection_dim": TEXT, "num_mel_bins": MELS}
+    values |= {"projector.stack_factor": STACK[name]} if name in STACK else {}
+    for key, value in (values | keys).items():
+        w.add_uint32(f"clip.audio.{key}", value)
+    w.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
+    for tensor, x in drawn(name).items():
+        if tensor not in without:
+            w.add_tensor(tensor, x)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
+
+
+def main(tools, name, folder):
+    text, path = (os.path.join(folder, f) for f in ("text.gguf", "hearing.gguf"))
+    write_text(tools, text)
+    write(name, path)
+    _, model, L, context = opened(text, path)
+    found = {f"{n}.{k}": v for n in range(len(SECONDS)) for k, v in enumerate(vectors(L, context, sound(n), TEXT))}
+    found["logits"] = logits(L, context, model, PROMPT, [sound(0)])
+    np.savez(os.path.join(folder, "vectors.npz"), **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
