@@ -29,7 +29,7 @@ PADDING = RATE // 5             # samples of a piece that is too short are so ma
 CODE = "en"
 
 
-class Vocabulary:
+class MoonshineVocabulary:
     """What decoding asks of a vocabulary: the tokens that begin and end a text, and the text of others."""
     no_speech = None
 
@@ -48,7 +48,7 @@ class MoonshineSpeech(SpeechModel):
         self.network = network
         try:
             self.tokenizer = network.tokenizer
-            self._rules = AnyToken(Vocabulary(network))
+            self._rules = AnyToken(MoonshineVocabulary(network))
         except BaseException:
             network.free()
             raise
