@@ -12,7 +12,7 @@ On top of them:
     reorder.py          one graph -> an order whose plan is lower
     validate.py         checks plans, independently of the planners
     csvio.py            offset problems as files; traces.py: those that other programs' allocations are, of PyTorch
-                        (torch_trace.py), ggml (ggml_log.py) and ONNX graphs (onnx_graph.py)
+                        (torch_trace.py, torch_profile.py), ggml (ggml_log.py) and ONNX graphs (onnx_graph.py)
     report.py           a plan as text; plots.py: as pictures
 """
 if not __name__.startswith("ggjit"):

@@ -12,10 +12,10 @@ by a reader that builds numbers, strings, lists and dicts and calls nothing.
 import json
 import pickle
 
-from ggjit.alloc.traces import AllocationTrace, Held
+from ggjit.alloc.torch_profile import is_profile, trace_of_profile
+from ggjit.alloc.traces import AllocationTrace, Held, number_of
 from ggjit.ops.core.errors import BadFile, ParamError
 
-MAX_NBYTES = 1 << 62
 FREED = "free_completed"
 
 
@@ -28,17 +28,23 @@ class _Plain(pickle.Unpickler):
 
 
 def read_torch_trace(path, device=0):
-    """The AllocationTrace of a snapshot's device.  Errors: BadFile (with the event), ParamError (no such device)."""
+    """The AllocationTrace of a snapshot's device, or of a profiler's trace (torch_profile.py).  Errors: BadFile (with
+    the event), ParamError (no such device)."""
     snapshot = _read(path)
+    try:
+        return trace_of_profile(snapshot) if is_profile(snapshot) else _of_device(snapshot, device)
+    except (BadFile, ParamError) as e:
+        raise type(e)(f"{path}: {e}") from None
+
+
+def _of_device(snapshot, device):
     traces = snapshot.get("device_traces") if isinstance(snapshot, dict) else None
     if not isinstance(traces, list) or not all(isinstance(t, list) for t in traces):
-        raise BadFile(f"{path}: no snapshot of PyTorch's allocator: device_traces is missing")
+        raise BadFile("no snapshot of PyTorch's allocator, device_traces is missing, and no trace of its profiler, "
+                      "traceEvents is missing")
     if not 0 <= device < len(traces):
-        raise ParamError(f"{path}: no device {device}, it has traces of {len(traces)}")
-    try:
-        return _buffers(traces[device], snapshot.get("segments") or [], device)
-    except BadFile as e:
-        raise BadFile(f"{path}: {e}") from None
+        raise ParamError(f"no device {device}, it has traces of {len(traces)}")
+    return _buffers(traces[device], snapshot.get("segments") or [], device)
 
 
 def _read(path):
@@ -64,14 +70,14 @@ def _buffers(events, segments, device):
     for i, event in enumerate(events):
         action = _word(event, i)
         if action in ("segment_alloc", "segment_map", "segment_free", "segment_unmap"):
-            size = _number(event, "size", i)
+            size = number_of(event, "size", i)
             changes.append(size if action in ("segment_alloc", "segment_map") else -size)
         elif action == "alloc":
-            at, size = _number(event, "addr", i), _number(event, "size", i)
+            at, size = number_of(event, "addr", i), number_of(event, "size", i)
             if size:
                 held.take(at, found.add(i, n, size), f"event {i}")
         elif action == freed_by:
-            at, size = _number(event, "addr", i), _number(event, "size", i)
+            at, size = number_of(event, "addr", i), number_of(event, "size", i)
             k = held.release(at)
             if k is not None:
                 found.upper[k] = max(i, found.lower[k] + 1)
@@ -79,7 +85,7 @@ def _buffers(events, segments, device):
                 found.add(0, max(i, 1), size)
     mine = [s for s in segments if isinstance(s, dict) and s.get("device", device) == device]
     if changes or mine:
-        now = sum(_number(s, "total_size", "a segment") for s in mine)
+        now = sum(number_of(s, "total_size", "a segment") for s in mine)
         found.taken = most = now
         for change in reversed(changes):
             now -= change
@@ -92,11 +98,3 @@ def _word(event, i):
     if not isinstance(event, dict) or not isinstance(event.get("action"), str):
         raise BadFile(f"event {i} has no action")
     return event["action"]
-
-
-def _number(event, name, i):
-    value = event.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64 or (
-            name != "addr" and value >= MAX_NBYTES):
-        raise BadFile(f"event {i}: {name} is {value!r}, expected a number of bytes")
-    return value

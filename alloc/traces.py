@@ -3,6 +3,7 @@
     file                    read by             a buffer lives
     .csv                    csvio.py            as its line says; with a column `offset`, that is where it lay
     .json .pickle .pkl      torch_trace.py      from PyTorch's `alloc` to its `free_completed`
+    .json                   torch_profile.py    from the memory event that takes it to the one that gives it back
     .log .txt               ggml_log.py         from ggml's "allocating" to its "freeing"
     .onnx                   onnx_graph.py       from the node that makes it to the last node that reads it
 """
@@ -10,6 +11,8 @@ import bisect
 import dataclasses
 
 from ggjit.ops.core.errors import BadFile
+
+MAX_NBYTES = 1 << 62
 
 
 @dataclasses.dataclass
@@ -30,6 +33,15 @@ class AllocationTrace:
         self.upper.append(upper)
         self.size.append(size)
         return len(self.ids) - 1
+
+
+def number_of(event, name, i):
+    """The bytes, or the address, that event i says under `name`.  Errors: BadFile."""
+    value = event.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64 or (
+            name.lower() != "addr" and value >= MAX_NBYTES):
+        raise BadFile(f"event {i}: {name} is {value!r}, expected a number of bytes")
+    return value
 
 
 class Overlap(BadFile):

@@ -43,6 +43,9 @@ TILES = 16                      # nodes of the tiling search at a capacity, as a
 KEPT = 7                        # capacities at which the tiling search continues its last try
 MOVES = 2000                    # moves of a local search between two looks at its results
 
+# problems of so few buffers get so many search nodes for each, which take milliseconds, however busy the machine is
+SMALL, SURE_NODES = 256, 8
+
 FITS, DOES_NOT_FIT, NOT_FOUND = "fits", "does not fit", "not found in time"
 
 
@@ -50,7 +53,8 @@ FITS, DOES_NOT_FIT, NOT_FOUND = "fits", "does not fit", "not found in time"
 class SearchOptions:
     """How long `plan_offsets` searches, and with what.
 
-    time_limit  seconds of searching, compiling excluded; the best plan found by then is returned
+    time_limit  seconds of searching, compiling excluded; the best plan found by then is returned.  Unless it is 0, up
+                to 256 buffers get 8 search nodes each in any case
     node_limit  search nodes to spend instead of time: no clock is read, and the same call gives the same layout
                 everywhere, whatever n_threads
     seed        of the random choices
@@ -306,6 +310,17 @@ class Planner:
                 limit *= 2
 
 
+def _searched(inst, goal, clock, events, options):
+    """The Planner that has searched: small problems so many nodes by count first, then by the clock."""
+    p = Planner(inst, goal, clock, events, options)
+    if options.node_limit is None and options.time_limit > 0 and inst.n <= SMALL:
+        p.node_limit = SURE_NODES * inst.n
+        p.run()
+        p.node_limit = None
+    p.run()
+    return p
+
+
 def _columns(lower, upper, size):
     """Three checked int64 arrays."""
     out = []
@@ -377,8 +392,7 @@ def plan_offsets(lower, upper, size, alignment=1, capacity=None, events=None, op
         events = np.sign(events) * number[np.abs(events) - 1]
         events = np.ascontiguousarray(events[events != 0])
     inst = Instance(lo[used], hi[used], z[used] // unit)
-    p = Planner(inst, 0 if capacity is None else capacity // unit, clock, events, options)
-    p.run()
+    p = _searched(inst, 0 if capacity is None else capacity // unit, clock, events, options)
     offsets[used] = p.offsets * unit
     fits = FITS
     if capacity is not None and p.best * unit > capacity:

@@ -421,6 +421,12 @@ def buffer_by_id(buffer_id, tensor):
     return buf
 
 
+def live_buffers(buffer_ids):
+    """[the buffer that the table names so, None where it is gone]"""
+    found = [_buffers.get(i) for i in buffer_ids]
+    return [buf if buf is not None and buf.alive else None for buf in found]
+
+
 def freed(tensor):
     """The error for a tensor whose memory is gone."""
     return StaleHandle(f"the buffer of {describe(tensor)} was freed; allocate the tensor again")

@@ -119,10 +119,14 @@ class CPUPlan(Plan):
         tasks, at = np.array(self._tasks(), np.int64), np.array(self._starts[:-1], np.int64)
         self.n_used = int(tasks.max(initial=1))
         self.cost = sum(k.cost for k in self.kernels)
-        own = any(hasattr(k, "code") for k in self.kernels)     # functions of users get the threads they asked for
+        own = any(hasattr(k, "code") for k in self._distinct())     # functions of users get the threads they asked for
         self.thread_choice = None if own else choice_of(self.n_used, self.cost)
         alone = (tasks == 1) & (np.append(tasks, 1)[1:] == 1)
         self.rows[at + N_TASKS], self.rows[at + N_FLAGS] = tasks, np.where(alone, 0, BARRIER_AFTER)
+
+    def _distinct(self):
+        """Its kernels, each once."""
+        return {id(kernel): kernel for kernel in self.kernels}.values()
 
     def _tasks(self):
         """Threads that run each node: all, or one."""
@@ -149,6 +153,8 @@ class CPUPlan(Plan):
         return shared_work(self.backend, self.work_nbytes)
 
     def _rows_written(self, memory):
+        if not any(hasattr(kernel, "memory") for kernel in self._distinct()):
+            return
         for t, kernel in zip(self.nodes, self.kernels, strict=True):
             if hasattr(kernel, "memory"):       # a function of the user's: its arrays hold on to their memory
                 kernel.memory[:] = [(memory[id(b)], o) for b, o in (self.where(x) for x in (t, *t.src))]

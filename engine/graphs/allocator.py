@@ -22,6 +22,7 @@ from ggjit.core.config import debug
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
+from ggjit.graphs.plan_places import PlacedRows
 from ggjit.graphs.requests import (
     asked_for,
     options_for,
@@ -55,6 +56,11 @@ class Placement:
     def where(self):
         return self._places.where() if isinstance(self._places, _Places) else self._places
 
+    @functools.cached_property
+    def rows(self):
+        """The same as PlacedRows; None where there are none."""
+        return self._places.rows() if isinstance(self._places, _Places) and len(self._places.ids) else None
+
 
 class _Places:
     """Where a plan puts tensors: rows of ids, and of the plan's buffers, chunks and offsets."""
@@ -69,6 +75,10 @@ class _Places:
         held = self._held
         return {i: (held[b][c], o) for i, b, c, o in zip(self.ids.tolist(), *(a.tolist() for a in self._rows),
                                                          strict=True)}
+
+    def rows(self):
+        first, (buffers, chunks, offs) = np.cumsum([0, *map(len, self._held)]), self._rows
+        return PlacedRows(self.ids, first[buffers] + chunks, offs, [buf for chunks in self._held for buf in chunks])
 
 
 class GraphAllocator:

@@ -33,6 +33,7 @@ from ggjit.core.versions import T_VERSION, VERSIONS, written
 from ggjit.graphs.placed import check_writable, place_of
 from ggjit.graphs.plan_cache import without_plans
 from ggjit.graphs.plan_node import N_PARAM_WORDS, plan_nodes
+from ggjit.graphs.plan_places import PlanPlaces
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last, used_by_another
 from ggjit.ops.core import record as r
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported
@@ -47,27 +48,8 @@ VIEWS = np.array([r.N_DST, *(r.N_SRC + r.V_WORDS * k for k in range(r.MAX_SRC))]
 _PARAMS = np.arange(r.N_PARAMS, r.N_PARAMS + N_PARAM_WORDS)
 _VIEW_SHAPE = np.array([first + k for first in (r.V_NE, r.V_NB) for k in range(4)], np.int64)
 _SHAPE = np.array([first + k for first in (r.T_NE, r.T_NB) for k in range(4)], np.int64)        # in the table
+MANY = 128                      # tensors whose places are looked up in arrays; fewer are looked up sooner one by one
 _NODE_WORDS = [r.node_words(n) for n in range(r.MAX_SRC + 1)]
-
-
-class _ResolvedPlaces:
-    """Where the tensors of a plan lie, looked up once.  version: of the table, before the first was looked up."""
-
-    def __init__(self, where, tensors):
-        self.version, self._where = TABLE.placement_version, where
-        self.tensors = list({id(x): x for x in tensors}.values())
-        self.found = {}                     # {id of a handle: (buffer, byte offset)}, in the order of the tensors
-
-    def __call__(self, t):
-        return self.found.get(id(t)) or self._where(t)
-
-    def of(self, tensors):
-        """[(buffer, byte offset)] of tensors that were looked up."""
-        return list(map(self.found.__getitem__, map(id, tensors)))
-
-    def buffers(self):
-        """{id of a buffer: buffer}"""
-        return {id(buf): buf for buf, _ in self.found.values()}
 
 
 def _user(nodes, x):
@@ -154,12 +136,25 @@ class Plan(Results, HtmlRepr):
         return place_of(self.placement, t)
 
     def _check_places(self):
-        """_ResolvedPlaces of the tensors that nodes read and write.  A plan that would write into mapped weights, or
+        """The PlanPlaces of the tensors that nodes read and write.  A plan that would write into mapped weights, or
         has tensors without memory, is refused as a whole."""
         device = self.graph.device if self.graph.placed else self.backend.device
         nodes = [p.t for p in self._singles]
-        places = _ResolvedPlaces(self.where, [x for t in nodes for x in (t, *t.src) if x is not None])
-        sizes, ask = {}, bool(self._marked)
+        places = PlanPlaces(self.where, [x for t in nodes for x in (t, *t.src) if x is not None])
+        few = len(places.tensors) < MANY
+        if few or self.graph.placed or not places.find_all(self.placement, device):
+            self._find_each(places, nodes, device)
+        buffers = places.buffers().values()
+        if self._marked or any(map(self._is_particular, buffers)):
+            for x, (buf, _) in zip(places.tensors, places.found.values(), strict=True):
+                self._check_place(x, buf)
+        if any(buf.read_only for buf in buffers):
+            check_writable(nodes, places)
+        return places
+
+    def _find_each(self, places, nodes, device):
+        """Look one tensor up after the other.  Errors: NotAllocated, NotSupported, StaleHandle, IndexRangeError."""
+        sizes = {}
         for x in places.tensors:
             x._check()
             where = places.found[id(x)] = self.where(x)
@@ -169,7 +164,7 @@ class Plan(Results, HtmlRepr):
             buf, offs = where
             size = sizes.get(id(buf))
             if size is None:
-                size, ask = buf.size, ask or self._is_particular(buf)
+                size = buf.size
                 if type(buf).is_bound is Buffer.is_bound and device.supports_buft(buf.buft):
                     sizes[id(buf)] = size               # the buffer was checked
                 elif not buf.is_bound(x):
@@ -179,45 +174,41 @@ class Plan(Results, HtmlRepr):
                     self._check_place(x, buf)
                     raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
                                        f"Scheduler")
-            if ask:
-                self._check_place(x, buf)
             if offs < 0 or offs + x.layout.nbytes > size:
                 raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
-        if any(buf.read_only for buf in places.buffers().values()):
-            check_writable(nodes, places)
-        return places
 
     def _lay_out(self, places):
         """Choose fusions for the memory as it is and write the NODE rows, all but the addresses."""
         self.parts = self._fused(places)
         self.nodes, self.kernels = [p.t for p in self.parts], [p.kernel for p in self.parts]
         starts = np.cumsum([0, *[_NODE_WORDS[len(p.reads)] for p in self.parts]], dtype=np.int64)
-        placed = getattr(self.placement, "work", None)
+        placed, work = getattr(self.placement, "work", None), [k.work_nbytes for k in self.kernels]
         self._placed_work = {i: p.t.id for i, p in enumerate(self.parts)
-                             if 0 < p.kernel.work_nbytes <= placed.get(p.t.id, (None, 0, 0))[2]} if placed else {}
-        self.work_nbytes = max([k.work_nbytes for i, k in enumerate(self.kernels) if i not in self._placed_work],
+                             if 0 < work[i] <= placed.get(p.t.id, (None, 0, 0))[2]} if placed else {}
+        self.work_nbytes = max([n for i, n in enumerate(work) if i not in self._placed_work] if placed else work,
                                default=0)
         store = np.zeros(starts[-1] + 8, np.int64)
         skip = -(store.__array_interface__["data"][0] // r.WORD) % 8       # rows start at cache lines
         self.rows = store[skip:skip + starts[-1]]
         self._first = self.rows.__array_interface__["data"][0]
         self._starts = starts.tolist()
-        self._write_rows(starts)
+        self._write_rows(starts, work)
         self._work_words = starts[:-1][self.rows[starts[:-1] + r.N_WORK_SIZE] > 0] + r.N_WORK
 
     def _codes(self):
         """{id of a kernel: its word in NODE rows}"""
         return {key: self._code(p) for key, p in {id(p.kernel): p for p in self.parts}.items()}
 
-    def _write_rows(self, starts):
-        """All rows at once, column by column.  starts: of each row, then the end of the last."""
+    def _write_rows(self, starts, work):
+        """All rows at once, column by column.  starts: of each row, then the end of the last; work: bytes that each
+        kernel works in."""
         rows, words, at, parts = self.rows, TABLE.words, starts[:-1], self.parts
         codes = self._codes()
         ids = np.array([p.t.id for p in parts], np.int64)
         rows[at + r.N_KERNEL] = [codes[id(k)] for k in self.kernels]
         rows[at + r.N_NEXT] = np.diff(starts) * r.WORD
         rows[at + r.N_TASKS] = 1
-        rows[at + r.N_WORK_SIZE] = [k.work_nbytes for k in self.kernels]
+        rows[at + r.N_WORK_SIZE] = work
         rows[at + r.N_ID] = ids
         rows[at[:, None] + _PARAMS] = words[ids, r.T_PARAMS:r.T_PARAMS + N_PARAM_WORDS]
         for p, start in zip(parts, self._starts, strict=False):

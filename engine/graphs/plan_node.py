@@ -1,5 +1,5 @@
 """A node of a plan: one kernel, which computes one node of the graph or, fused, several."""
-import dataclasses
+import collections
 import itertools
 
 import numpy as np
@@ -14,19 +14,26 @@ _SHAPE = (T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4))
 _NODE = (T_OP, *_SHAPE, *range(T_PARAMS, T_PARAMS + N_PARAM_WORDS))
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class PlanNode:
-    """One NODE row: the tensor it computes, or the last of those it computes in one kernel."""
-    t: object
-    kernel: object                  # a Kernel of ops/core/spec.py, or a device's own with name, work_nbytes and cost
-    module: str                     # module of the kernel
-    reads: tuple                    # tensors of the source views, in order
-    nodes: tuple                    # all nodes it computes, in order; the last one is t
-    params: np.ndarray = None       # the NODE's parameter words; None: those of t
-    left_out: frozenset = frozenset()       # ids of those that are never stored
-    by_row: tuple = ()
-    ahead: tuple = ()
-    kind: int = -1                  # equal for single nodes that differ in their tensors alone
+_Fields = collections.namedtuple(
+    "_Fields", "t kernel module reads nodes params left_out by_row ahead kind",
+    defaults=(None, _NOTHING, (), (), -1))
+
+
+class PlanNode(_Fields):
+    """One NODE row: the tensor it computes, or the last of those it computes in one kernel.
+
+    t        tensor
+    kernel   a Kernel of ops/core/spec.py, or a device's own with name, work_nbytes and cost
+    module   of the kernel
+    reads    tensors of the source views, in order
+    nodes    all nodes it computes, in order; the last one is t
+    params   the NODE's parameter words; None: those of t
+    left_out ids of those that are never stored
+    by_row, ahead   sources that are read as fusion_pattern.py says
+    kind     equal for single nodes that differ in their tensors alone
+    """
+    __slots__ = ()
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
     def stored(self):
@@ -56,14 +63,14 @@ def _same_place(p, q):
 
 def plan_nodes(nodes, choose, marked=frozenset()):
     """The PlanNode of each node.  choose(t) -> its kernel: asked once for all nodes of a signature, layers repeat."""
-    specs, of_users, kernels, out = all_specs(), ops_with("calls_python"), {}, []
+    specs, of_users, kernels, out, make = all_specs(), ops_with("calls_python"), {}, [], tuple.__new__
     for t, signature in zip(nodes, signatures(nodes, marked), strict=True):
         found = kernels.get(signature)
         # a node that calls a user's function gets a kernel of its own
         if found is None or t.op in of_users:
             found = kernels[signature] = choose(t), specs[t.op].module, len(kernels)
         kernel, module, kind = found
-        out.append(PlanNode(t, kernel, module, t.src, (t,), None, _NOTHING, (), (), kind))
+        out.append(make(PlanNode, (t, kernel, module, t.src, (t,), None, _NOTHING, (), (), kind)))
     return out
 
 

@@ -53,8 +53,9 @@ def load_speech(path=None, n_threads=None, backend="CPU", kv_type=None, gelu="ex
         raise TypeMismatch(f"load_speech takes the path of a file, got {type(path).__name__}")
     if "NULL" in str(backend).upper():
         raise ParamError("the NULL device computes nothing; load on \"CPU\", or measure with `ggjit peak`")
-    t0, file = time.perf_counter(), open_model(path)
-    options = LoadOptions(backend, n_threads, repack=repack, started=t0)
+    # the options say what the process held before: opening the file reads some of it
+    options = LoadOptions(backend, n_threads, repack=repack, started=time.perf_counter())
+    file = open_model(path)
     if file.arch == "moonshine":
         if gelu != "exact":
             raise ParamError(f"gelu = {gelu!r}: Moonshine is computed with the exact one; leave gelu out")

@@ -41,6 +41,15 @@ def test_hard_instances_improve_with_time_and_stay_valid():
     assert peaks[0] >= peaks[1] >= peaks[2] < peaks[0]              # 0.05 s may pass without a step on a busy machine
 
 
+def test_small_problems_are_searched_however_slow_the_clock_runs():
+    """A busy machine may let the time pass before the first search node."""
+    lower, upper, size = [0, 0, 2, 3], [2, 4, 5, 6], [100, 50, 120, 70]
+    assert plan_offsets(lower, upper, size, time_limit=1e-9).peak == plan_offsets(lower, upper, size).peak
+    lo, hi, size = instances.accelerator(100, 1, steps=60, unit=1 << 14)
+    late, none = (plan_offsets(lo, hi, size, time_limit=t) for t in (1e-9, 0))
+    assert late.peak < none.peak and 0 < late.nodes <= 2 * planners.SURE_NODES * len(lo) and none.nodes == 0
+
+
 def test_capacity_stops_at_the_first_fit():
     lo, hi, size = instances.accelerator(150, 2, steps=40, unit=1 << 15)
     plan_offsets(lo, hi, size, capacity=3 << 20, time_limit=5)      # compiles

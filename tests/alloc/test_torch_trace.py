@@ -1,6 +1,7 @@
-"""Snapshots of PyTorch's allocator: lifetimes, what was held, and what a static plan takes; damaged ones are refused.
+"""PyTorch's traces: lifetimes, what was held, and what a static plan takes; damaged ones are refused.
 
-The snapshots are written here in the form that torch.cuda.memory._snapshot() has.
+Snapshots of its allocator are written here in the form that torch.cuda.memory._snapshot() has, traces of its profiler
+as export_chrome_trace() writes them.
 """
 import json
 import pickle
@@ -102,3 +103,38 @@ def test_damaged_ones_say_where(tmp_path, content, text):
 def test_devices(path):
     with pytest.raises(ParamError, match="no device 1, it has traces of 1"):
         read_torch_trace(path, 1)
+
+
+# ---------------------------------------------------------------- of the profiler
+def memory_event(ts, addr, nbytes, device=(0, -1), reserved=0):
+    return {"ph": "i", "name": "[memory]", "ts": ts, "args": {
+        "Bytes": nbytes, "Addr": addr, "Device Type": device[0], "Device Id": device[1], "Total Reserved": reserved}}
+
+
+def profile_of(path, *events):
+    other = {"ph": "X", "name": "aten::add", "ts": 0}
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [other, *events]}))
+    return path
+
+
+def test_a_trace_of_the_profiler(tmp_path):
+    events = (memory_event(2.5, 4000, 50), memory_event(1.5, 1000, 100), memory_event(3.5, 1000, -100),
+              memory_event(4.5, 1000, 120), memory_event(5.5, 9000, -70), memory_event(1.0, 0, 64, (1, 0), 512))
+    path = profile_of(tmp_path / "step.json", *events)
+    t = read_torch_trace(path)
+    assert list(zip(t.lower, t.upper, t.size, strict=True)) == [(0, 2, 100), (1, 5, 50), (3, 5, 120), (0, 4, 70)]
+    assert t.taken == 240 and t.what == "PyTorch on the CPU"
+    assert "PyTorch on the CPU held 240 bytes" in ggjit("plan", path).stdout
+    cuda = read_torch_trace(profile_of(path, events[-1], memory_event(2.0, 64, 200, (1, 0), 1024), events[0]))
+    assert cuda.size == [64, 200] and cuda.taken == 1024 and cuda.what == "PyTorch on CUDA"
+
+
+@pytest.mark.parametrize(("events", "text"), [
+    ((), "no memory events"), ((memory_event(1, 0, 10), memory_event(2, 5, 10)),
+     "event 2: 10 bytes at 5 overlap the 10 bytes at 0 of event 1"),
+    ((memory_event(1, 0, "10"),), "event 1: Bytes is '10'"), ((memory_event(1, -4, 10),), "event 1: Addr is -4"),
+    ((memory_event(1, 0, None, ([], {})),), "event 1: Bytes is None"),
+    (({"name": "[memory]", "args": {}},), "event 1: a memory event has a time")])
+def test_damaged_profiles_say_where(tmp_path, events, text):
+    with pytest.raises(BadFile, match=text):
+        read_torch_trace(profile_of(tmp_path / "bad.json", *events))

@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from helpers import arch_files
 from helpers.memory_cases import CASES
 from helpers.paths import SHARED, TESTS_PATH
 from helpers.processes import ggjit, python, result
@@ -86,6 +87,18 @@ def test_terms_add_up_and_follow_what_is_held(loaded):
     m.free()
     with pytest.raises(StaleHandle):
         m.memory()
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="reference data not found (GGJIT_SHARED names its folder)")
+@pytest.mark.parametrize("arch", ["mamba", "mamba2", "kimi-linear", "arwkv7"])
+def test_states_of_more_layers_take_no_more_compute_memory(arch, tmp_path):
+    """What a layer writes into its state is free before the next layer begins."""
+    bounds = []
+    for blocks in (4, 8):
+        path = tmp_path / f"{blocks}.gguf"
+        arch_files.write(SHARED / "tools", arch, path, kind="F16", vocab=256, embd=256, ff=256, blocks=blocks)
+        bounds.append(model_peak(path, 256).lower_bound)
+    assert bounds[0] == bounds[1] > 0
 
 
 def test_masks_of_all_graphs_share_their_memory(loaded):

@@ -44,6 +44,7 @@ from ggjit.models.networks.placement.offload import choose_backends, offload, sc
 from ggjit.ops.core.errors import ModelError, NotSupported, ParamError, StaleHandle, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
+from ggjit.ops.core.record import OP
 from ggjit.tensors.context import Context
 
 PUBLIC = ("attention", "attribution", "backend", "capture", "capturing", "chat", "decode", "description", "detokenize",
@@ -72,6 +73,11 @@ class Step:
     def submit(self):
         """Start a run on several devices; returns a function that waits for its result.  Fill `inputs` anew at once."""
         return self.plan.submit(self.result)
+
+
+def _is_kept(y):
+    """Does `y` write into what is kept between calls, which nothing else of its graph reads?"""
+    return y.op is OP.SET_ROWS
 
 
 @typed_methods
@@ -140,10 +146,11 @@ class Network:
         self._code.end()
         # other adapters existed before this model
         adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
-        filled = [b for b in (*self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers())
+        weights = *self.weights.buffers, *self.weights.copies
+        filled = [b for b in (*weights, *adapters, *self._kept_buffers(), *self._compute_buffers())
                   if b._arena is not None]
         known = term_of("filled", [b._arena for b in filled])
-        self._code.known(known.anonymous, known.file + getattr(self.file, "data_offs", 0))
+        self._code.known(known.anonymous, known.file)
 
     def _repack(self, asked, move=True):
         """move=False: the repacked weights get places but no values, in a process that only plans."""
@@ -195,7 +202,8 @@ class Network:
         """Set memory aside for the largest graph, where it is known."""
 
     def _build(self, ctx, shape):
-        """(inputs: {name: ndarray}, result tensor, more tensors to compute...) of the graph for `shape`."""
+        """(inputs: {name: ndarray}, result tensor, more tensors to compute...) of the graph for `shape`; nodes that
+        write into what is kept between calls are among them."""
         raise NotSupported(f"{type(self).__name__} builds no graph")
 
     # ------------------------------------------------------------ text
@@ -235,7 +243,8 @@ class Network:
                     results, plan = graph.outputs, self._plan(graph)
                 else:
                     plan = inside.hooked_plan(self, inputs, results)
-            return Step(ctx, inputs, results[0], plan, results[1:])
+            result, *more = [y for y in results if not _is_kept(y)] or results
+            return Step(ctx, inputs, result, plan, more)
 
     def within_arena(self, graph):
         """`graph`, or one that computes the same within `arena`.  Errors: BudgetError."""
@@ -268,7 +277,8 @@ class Network:
         ctx = Context()
         with ctx, oom_guard(f"the inputs of a graph of shape {shape} (less with a smaller n_ctx or n_batch)"):
             inputs, *results = self._build(ctx, shape)
-        return ctx, inputs, results
+        # what is kept is computed first: the memory of the values that are written there is free from then on
+        return ctx, inputs, sorted(results, key=_is_kept, reverse=True)
 
     def graph(self, *shape):
         """The graph for a shape, unplanned: for measuring, drawing and reserving.

@@ -11,7 +11,8 @@ EXAMPLES = (("ggjit plan buffers.csv -o placed.csv --time-limit 10", "as low a p
 
 def add_arguments(c):
     c.add_file("input", metavar="IN", help="a CSV, one line per buffer; lower, upper: half-open steps; a "
-               "snapshot of PyTorch's allocator (.json, .pickle), a log of ggml's (.log, .txt), an ONNX graph (.onnx)")
+               "snapshot of PyTorch's allocator (.json, .pickle) or a trace of its profiler (.json), a log of ggml's "
+               "(.log, .txt), an ONNX graph (.onnx)")
     c.add_file("-o", "--output", metavar="OUT.csv", help="the input with an offset column")
     c.add_file("--png", metavar="FILE", help="write the picture: offset by time")
     c.add_argument("--dim", action="append", default=[], metavar="NAME=N",
