@@ -45,9 +45,10 @@ class PlacedTensor(Tensor):
 class PlacedGraph:
     """Nodes for one backend, with the attributes of a Graph that backends read.
 
-    device: the device whose memory was chosen; placed: its tensors are not the user's handles.
+    device: the device whose memory was chosen; placed: its tensors are not the user's handles; is_read: nor are results
+    asked of them.
     """
-    placed, output_ids = True, ()
+    placed, is_read, output_ids = True, False, ()
 
     def __init__(self, device, nodes, key, placement=None, outputs=None):
         """placement: where the work memory of its kernels lies, if not beside the tensors (Placement.work)."""

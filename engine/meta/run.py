@@ -224,6 +224,7 @@ class MetaRun:
             leafs = list({s.id: s for x in nodes for s in x.src if s is not None and s.id not in computed}.values())
             whole = Graph._in_order(nodes[-1:], nodes, leafs)
             whole._keep([x for x, of in pairs if of is not None and self._stays[of]])
+            whole.is_read = False
             allocator = GraphAllocator(b)
             allocator.alloc_graph(whole)
             self._graphs.append(whole)
