@@ -12,12 +12,14 @@ NAMES = (("encoder.layer_norm.", "encoder.ln_post."), ("decoder.norm.", "decoder
          ("input_layernorm", "attn_ln"), ("final_layernorm", "mlp_ln"), (".o_proj.", ".out."), (".mlp.fc", ".fc"))
 # the norm behind a layer's first attention: of the feed forward, or of cross attention
 SECOND_NORM = {"encoder": "mlp_ln", "decoder": "cross_attn_ln"}
-ACTIVATIONS = {"encoder_hidden_act": "gelu", "decoder_hidden_act": "silu"}
+# values of config.json that the network knows
+KNOWN = {"encoder_hidden_act": "gelu", "decoder_hidden_act": "silu", "attention_bias": False,
+         "tie_word_embeddings": True}
 
 
 def from_hf(gguf, folder, config, sources, kind):
     """(metadata, [Entry]) of a folder whose config.json says "moonshine".  sources: {name: leaf}."""
-    for key, only in ACTIVATIONS.items():
+    for key, only in KNOWN.items():
         if config.get(key, default=only) != only:
             raise ModelError(f"{config.path}: {key} {config[key]!r}, Moonshine has {only}")
     heads = {config.get(f"{side}_num_{what}", default=config["encoder_num_attention_heads"])

@@ -17,6 +17,7 @@ import zlib
 import numpy as np
 
 MAX_FIRST_TIME = 50                     # steps of 0.02 s
+MAX_BEAM = 64
 HIDDEN = -np.inf
 
 
@@ -94,20 +95,32 @@ def probability(logits, token):
     return float(e[token] / e.sum())
 
 
+class AnyToken:
+    """Rules of models without times and tasks: any token may follow.  vocab: its no_speech may be None."""
+
+    def __init__(self, vocab):
+        self.vocab = vocab
+
+    def __call__(self, logits, done):
+        return _log_softmax(logits.astype(np.float32))
+
+
 class TextBatch:
     """The texts of one or several windows that are written side by side in the network's caches.
 
-    n_each texts of each of n_windows windows; all begin with the same prompt.
+    n_each texts of each of n_windows windows; all begin with the same prompt.  no_speech: of each window, 0 where the
+    vocabulary has no token for silence.
     """
 
     def __init__(self, network, rules, prompt, n_windows=1, n_each=1, n_audio=None):
         self.network, self.rules, self.n_audio = network, rules, n_audio
         self.n_windows, self.n_each, self.n_past = n_windows, n_each, len(prompt)
         self.done = [[] for _ in range(n_windows * n_each)]
-        sot = prompt.index(rules.vocab.sot)
-        logits = network.feed([prompt] * n_windows, 0, n_windows, [sot, len(prompt) - 1], n_audio)
-        self.no_speech = [probability(row[0], rules.vocab.no_speech) for row in logits]
-        self._logits = np.repeat(logits[:, 1], n_each, axis=0)
+        silence = rules.vocab.no_speech
+        sot = [] if silence is None else [prompt.index(rules.vocab.sot)]
+        logits = network.feed([prompt] * n_windows, 0, n_windows, [*sot, len(prompt) - 1], n_audio)
+        self.no_speech = [probability(row[0], silence) if sot else 0.0 for row in logits]
+        self._logits = np.repeat(logits[:, -1], n_each, axis=0)
         if n_each > 1:                      # text i of the prompt's pass belongs to window i
             network.take_over(np.repeat(np.arange(n_windows), n_each), self.n_past)
 

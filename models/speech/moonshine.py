@@ -1,28 +1,44 @@
 """Moonshine's texts of recordings of any length: pieces of up to 30 s, cut where it is quiet.
 
-    with Silero       |--speech--|      |----speech----|        a piece each, in several if longer
+    with Silero       |-speech-|  |----speech----|            |-speech-|
+                      |--------------------------|            |--------|     up to 30 s, joined over short silences
     without           |-------------|-----------------|         cut at the quietest place of a piece's last third
 
-A piece is heard whole and written by the likeliest token each time, until the model ends it.  Times are those of
-pieces: Moonshine says no others.
+A piece is heard whole and written until the model ends it.  Times are those of pieces: Moonshine says no others, and
+which of its heads follow the sound is not known.
 """
 import os
 
 import numpy as np
 
 from ggjit.core.arguments import typed_call
+from ggjit.models.core.checks import integer
 from ggjit.models.files.sound import RATE, Sound
 from ggjit.models.networks.sounds.moonshine import LEAST, MAX_SECONDS
-from ggjit.models.speech.decoding import Decoded
+from ggjit.models.speech.decoding import MAX_BEAM, AnyToken, TextBatch, beam_search, decode
 from ggjit.models.speech.speech_model import SpeechModel
 from ggjit.models.speech.transcript import Language, Segment, Transcript
-from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.errors import ModelError, ParamError
 
 TOKENS_PER_SECOND = 6.5         # at most so many, as in training; the limit ends repetitions
 QUIET = RATE // 10              # samples over which loudness is compared
+SILENCE = 2 * RATE              # samples of a silence that is not heard
+AROUND = RATE // 5              # samples of silence that are heard before and behind speech
 LONGEST, EARLIEST = MAX_SECONDS * RATE, 20 * RATE       # samples of a piece, and where it may be cut at the earliest
 PADDING = RATE // 5             # samples of a piece that is too short are so many at least
 CODE = "en"
+
+
+class MoonshineVocabulary:
+    """What decoding asks of a vocabulary: the tokens that begin and end a text, and the text of others."""
+    no_speech = None
+
+    def __init__(self, network):
+        t = network.tokenizer
+        self.sot, self.eot, self.text = t.bos_id, t.eos_id, t.decode
+        if self.sot is None or self.eot is None or t.n_vocab != network.n_vocab:
+            raise ModelError(f"{network.file.path}: {t.n_vocab} words, {network.n_vocab} rows of the embedding, "
+                             f"{self.sot} and {self.eot} as tokens that begin and end texts; convert the model again")
 
 
 class MoonshineSpeech(SpeechModel):
@@ -30,7 +46,12 @@ class MoonshineSpeech(SpeechModel):
 
     def __init__(self, network):
         self.network = network
-        self.tokenizer = network.tokenizer
+        try:
+            self.tokenizer = network.tokenizer
+            self._rules = AnyToken(MoonshineVocabulary(network))
+        except BaseException:
+            network.free()
+            raise
 
     @typed_call
     def transcribe(self, sound, language=None, task="transcribe", beam=1, timestamps=True, word_timestamps=False,
@@ -41,28 +62,29 @@ class MoonshineSpeech(SpeechModel):
                 print(segment.start, segment.end, segment.text)
 
         vad: True: Silero finds the pieces, where its file lies beside the model's or GGJIT_VAD names it, else they are
-        cut where it is quiet; False: without; or a SileroVad.  sample_rate: of an array.  progress: called with the
-        seconds heard so far.  The other arguments are Whisper's: Moonshine writes the one language it was trained with,
-        by the likeliest token, with times of pieces.
+        cut where it is quiet; False: without; or a SileroVad.  beam: texts that are followed at once; 1: the likeliest
+        token each time.  language: a name for the one language of the model, "en" if not given.  sample_rate: of an
+        array.  progress: called with the seconds heard so far.  The other arguments are Whisper's: Moonshine writes the
+        one language it was trained with, with times of pieces.
         Errors: BadFile, ParamError (no samples, NaN, options), TypeMismatch, ShapeError, MissingExtra.
         """
-        for name, value, only in (("task", task, "transcribe"), ("beam", beam, 1), ("prompt", prompt, None),
-                                  ("word_timestamps", word_timestamps, False), ("audio_ctx", audio_ctx, None),
-                                  ("temperature", temperature, 0.0)):
+        for name, value, only in (("task", task, "transcribe"), ("prompt", prompt, None),
+                                  ("temperature", temperature, 0.0), ("word_timestamps", word_timestamps, False),
+                                  ("audio_ctx", audio_ctx, None)):
             if value != only:
                 raise ParamError(f"{name} = {value!r}: Moonshine has {only!r} only; load a Whisper model for it")
-        sound = self._sound(sound, sample_rate)
+        beam, sound = integer("beam", beam, 1, MAX_BEAM), self._sound(sound, sample_rate)
         stretches = self._stretches(sound, vad)
         code = CODE if language is None else str(language)
         return Transcript(sound.name, sound.seconds, sound.notes, Language(code, 1.0, {code: 1.0}),
-                          self._segments(sound, stretches, progress))
+                          self._segments(sound, stretches, beam, progress))
 
-    def _segments(self, sound, stretches, progress):
+    def _segments(self, sound, stretches, beam, progress):
         """The Segments, as they are written."""
         n, id = sound.n_samples, 0
-        whole = [(0, n)] if stretches is None else [(int(a * RATE), min(n, int(b * RATE))) for a, b in stretches]
+        whole = [(0, n)] if stretches is None else joined(stretches, n)
         for first, end in (piece for stretch in whole for piece in cut(sound, *stretch)):
-            d = self._written(sound.read(first, end - first))
+            d = self._written(sound.read(first, end - first), beam)
             if d.text.strip():
                 yield Segment(id, first / RATE, end / RATE, " " + d.text.strip(), d.tokens, mean_logp=d.mean_logp,
                               compression_ratio=d.compression_ratio)
@@ -70,23 +92,15 @@ class MoonshineSpeech(SpeechModel):
             if progress is not None:
                 progress(end / RATE)
 
-    def _written(self, samples):
+    def _written(self, samples, beam):
         """The Decoded of a piece."""
-        t, n = self.tokenizer, self.network
+        n = self.network
         most = min(n.n_text - 1, max(1, int(len(samples) / RATE * TOKENS_PER_SECOND)))
-        d, last = Decoded([], [], 0.0, 0.0, False), t.bos_id
         with n.lock:
+            n.reserve(1, beam)
             n_audio = len(n.hear(padded(samples)))
-            for past in range(most):
-                x = n.feed([[last]], past, n_audio=n_audio)[0, 0].astype(np.float64)
-                last = int(x.argmax())
-                d.logp.append(float(-np.log(np.exp(x - x[last]).sum())))
-                if last == t.eos_id:
-                    d.ended = True
-                    break
-                d.tokens.append(last)
-        d.text = t.decode(d.tokens)
-        return d
+            texts = TextBatch(n, self._rules, [self._rules.vocab.sot], 1, beam, n_audio)
+            return beam_search(texts, never, most) if beam > 1 else decode(texts, never, most)[0]
 
     @typed_call
     def encode(self, sound, sample_rate=RATE):
@@ -123,9 +137,27 @@ class MoonshineSpeech(SpeechModel):
                     for name, values in found.items()}
 
 
+def never(window, tokens):
+    """Texts end by their end token alone."""
+    return False
+
+
 def padded(samples):
     """The samples with silence behind them, where they are too few."""
     return samples if len(samples) >= LEAST else np.pad(samples, (0, PADDING - len(samples)))
+
+
+def joined(stretches, n_samples):
+    """[(first, end), ...] in samples: stretches of speech in seconds, with the short silences between them."""
+    out, at = [], [min(n_samples, int(t * RATE)) for stretch in stretches for t in stretch]
+    before, behind = [0, *at[1::2]], [*at[2::2], n_samples]
+    for last, first, end, following in zip(before, at[::2], at[1::2], behind, strict=False):
+        first -= min(AROUND, (first - last) // 2)
+        end += min(AROUND, (following - end) // 2)
+        if out and first - out[-1][1] < SILENCE and end - out[-1][0] <= LONGEST:
+            first, _ = out.pop()
+        out.append((first, end))
+    return out
 
 
 def cut(sound, first, end):

@@ -10,7 +10,6 @@ import time
 import numpy as np
 
 from ggjit.core.arguments import typed_call
-from ggjit.core.process_memory import give_back_heap
 from ggjit.models.convert.whisper_package import whisper_base_path
 from ggjit.models.core.checks import integer, number, one_of
 from ggjit.models.files.mel import HOP, LogMel, n_frames
@@ -19,6 +18,7 @@ from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.sounds.moonshine import Moonshine
 from ggjit.models.networks.sounds.whisper import Whisper
+from ggjit.models.speech.decoding import MAX_BEAM
 from ggjit.models.speech.inside import Listening, Spectrogram
 from ggjit.models.speech.moonshine import MoonshineSpeech
 from ggjit.models.speech.speech_model import SpeechModel
@@ -31,8 +31,7 @@ from ggjit.ops.core.errors import ModelError, ParamError, ShapeError, TypeMismat
 
 TASKS = ("transcribe", "translate")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-MAX_BEAM, MAX_BATCH = 64, 256
-VAD_PIECE = 1 << 22             # samples that Silero hears at a time
+MAX_BATCH = 256
 
 
 @typed_call
@@ -82,12 +81,6 @@ class Speech(SpeechModel):
         except BaseException:
             network.free()
             raise
-
-    def memory(self):
-        """A MemoryUse: the bytes that the model takes from this process now, by term (m.memory() of load_model).  What
-        a spectrogram left on the heap goes back to the system first."""
-        give_back_heap()
-        return self.network.memory()
 
     # ------------------------------------------------------------ text
     @typed_call

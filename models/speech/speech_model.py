@@ -2,6 +2,7 @@
 import os
 import pathlib
 
+from ggjit.core.process_memory import give_back_heap
 from ggjit.models.files.sound import Sound, open_sound, with_samples
 from ggjit.models.networks.sounds.silero import find_silero, load_vad
 from ggjit.ops.core.errors import ParamError
@@ -32,6 +33,12 @@ class SpeechModel:
         A function gets a copy of the values and gives the new ones.  Errors: as `names`.
         """
         return self.network.patch(changes)
+
+    def memory(self):
+        """A MemoryUse: the bytes that the model takes from this process now, by term (m.memory() of load_model).  What
+        spectrograms and recordings left on the heap goes back to the system first."""
+        give_back_heap()
+        return self.network.memory()
 
     # ------------------------------------------------------------ sound
     def _sound(self, sound, rate):

@@ -244,9 +244,9 @@ def jina_bert(folder, save, seed=0):
     return write_folder(folder, about, x, save), x
 
 
-def moonshine(folder, save, seed=0):
-    """A folder of Moonshine, with a tokenizer of bytes."""
-    d, ff, n, vocab = 72, 96, 2, 300
+def moonshine(folder, save, seed=0, d=72, ff=96, n_head=2, part=0.9):
+    """A folder of Moonshine, with a tokenizer of bytes.  part: of a head's numbers that RoPE turns."""
+    n, vocab = 2, 300
     linear = {f"{p}_proj.weight": (d, d) for p in "qkvo"}
     layer = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,), "mlp.fc2.weight": (d, ff),
              "mlp.fc2.bias": (d,), **{f"self_attn.{k}": s for k, s in linear.items()}}
@@ -266,8 +266,8 @@ def moonshine(folder, save, seed=0):
              "intermediate_size": ff, "vocab_size": vocab, "max_position_embeddings": 64, "bos_token_id": 1,
              "eos_token_id": 2, "decoder_start_token_id": 1, "encoder_hidden_act": "gelu", "decoder_hidden_act": "silu",
              **{f"{side}_num_{what}": k for side in ("encoder", "decoder") for what, k in (
-                 ("hidden_layers", n), ("attention_heads", 2), ("key_value_heads", 2))},
-             "rope_parameters": {"partial_rotary_factor": 0.9, "rope_theta": 10000.0, "rope_type": "default"}}
+                 ("hidden_layers", n), ("attention_heads", n_head), ("key_value_heads", n_head))},
+             "rope_parameters": {"partial_rotary_factor": part, "rope_theta": 10000.0, "rope_type": "default"}}
     folder = write_folder(folder, about, x, save)
     special = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [
