@@ -120,6 +120,13 @@ FOOT_HEIGHT = 36                # pixels: steps below a picture that zooms
 ROOMY = 3                       # pixels that a step has where the curve of live bytes is drawn as a line on a rim
 
 
+def where_trusted(picture):
+    """The picture; where a notebook that is not trusted drops SVG and styles, a line instead of the picture's texts."""
+    return ("<style>.ggjit-drawn{display:block!important}.ggjit-instead{display:none}</style>"
+            "<div class='ggjit-instead'>(the picture is drawn when this notebook is trusted)</div>"
+            f"<div class='ggjit-drawn' style='display:none'>{picture}</div>")
+
+
 def svg(report, colour="op", top=None):
     """The picture as one SVG element, with axes, a legend and a tooltip per box.  top: bytes that the axis goes up to,
     the peak by default."""

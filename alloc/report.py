@@ -295,9 +295,10 @@ class MeasureReport:
         head, lines = self.table()
         numbers = "".join(f"<tr><th style='text-align:left'>{e(k)}</th><td>{e(v)}</td></tr>" for k, v in self.summary())
         cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line) + "</tr>" for line in lines)
-        return (f"<div><b>{e(self.title or 'Memory')}</b><table>{numbers}</table>"
+        heads, auto = "".join(f"<th>{e(h)}</th>" for h in head), "<table style='width:auto'>"
+        return (f"<div><b>{e(self.title or 'Memory')}</b>{auto}{numbers}</table>"
                 f"<p>{'<br>'.join(map(e, self.advice()))}</p>{self.drawing()}"
-                f"{closer}{lifetimes}<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
+                f"{closer}{lifetimes}{auto}<tr>{heads}</tr>{cells}</table></div>")
 
     # ---- pictures and files
     def drawing(self, colour="op", top=None):
@@ -305,7 +306,8 @@ class MeasureReport:
 
         top: bytes that the axis goes up to, the peak by default.
         """
-        return (plots.zoomable if self.rows and len(self.boxes) > CROWDED else plots.svg)(self, colour, top)
+        draw = plots.zoomable if self.rows and len(self.boxes) > CROWDED else plots.svg
+        return plots.where_trusted(draw(self, colour, top))
 
     def plot(self, ax=None, path=None, colour="op"):
         """Offset by time with the live-bytes curve and the lower bound (matplotlib); returns the axes.

@@ -316,7 +316,7 @@ def record(plan):
     lines, nbytes, kept = _begin(plan, sync)
     try:
         plan.rows[at + N_KERNEL] = recorded
-        plan.rows[N_CHUNK:N_CHUNK + 2] = 0
+        plan.rows[at + N_CHUNK] = plan.rows[at + N_CHUNK + 1] = 0
         _turns = _Turns(n, lambda i: enter(first, end, i << JOB_SHIFT | n, sync))
         _turns.run()
         if page[(sync + S_STATUS - address_of(page)) // WORD]:

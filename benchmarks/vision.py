@@ -1,11 +1,12 @@
 """Vision encoders beside llama.cpp's libmtmd: the vectors of one field of a picture.
 
-    python -m benchmarks.vision [--mtmd FOLDER] [--threads 1,2] [--rounds N] [--only NAME] > TABLE.md
+    python -m benchmarks.vision [--mtmd FOLDER] [--threads 1,2] [--rounds N] [--only NAME] [--processor] > TABLE.md
 
 FOLDER: of libmtmd and libllama, built for this processor; without it, the `xllamacpp` wheel.  The networks have the
 shapes of real ones and random weights in F16, in files in the cache folder.  Both engines read the same file, have a
 process of their own and take turns; each row shows medians with minimum and maximum.  Sizes, tiles and colours are made
-before the clock runs.  ratio = libmtmd's time / ours: above 1 we are faster.
+before the clock runs.  --processor: processor time, for one thread on a machine that is not idle.
+ratio = libmtmd's time / ours: above 1 we are faster.
 """
 import argparse
 import ctypes as C
@@ -54,7 +55,7 @@ class Encoder:
         return (self.side // self.patch) ** 2
 
     def tensors(self):
-        """{name: shape}; vectors are F32, matrices F16."""
+        """{name: shape}; vectors and positions are F32, matrices F16."""
         d, out = self.d, {}
         for i in range(self.n_layer):
             parts = {f"attn_{c}": (d, d) for c in ("q", "k", "v", "out")} | {"ffn_up": (self.n_ff, d),
@@ -87,7 +88,8 @@ def _drawn(name, shape):
     if len(shape) == 1:
         return np.full(shape, "ln" in name and name.endswith("weight"), np.float32)
     rows = (rng.standard_normal((min(shape[0], 256), *shape[1:])) / np.prod(shape[1:]) ** 0.5).astype(np.float16)
-    return np.resize(rows, shape)
+    rows = np.resize(rows, shape)
+    return rows.astype(np.float32) if "position" in name else rows          # which are added, not multiplied
 
 
 def encoder_path(name):
@@ -128,12 +130,13 @@ def decoder_path():
             words = [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]
             w.add_tokenizer_model("gpt2")
             w.add_tokenizer_pre("default")
-            w.add_token_list([*words, "<s>", "</s>", *MARKS])
-            w.add_token_types([1] * 256 + [3] * (2 + len(MARKS)))
-            w.add_token_merges([f"{words[0]} {words[1]}"])
+            newline = chr(256 + 10)
+            w.add_token_list([*words, "<s>", "</s>", *MARKS, 2 * newline])
+            w.add_token_types([1] * 256 + [3] * (2 + len(MARKS)) + [1])
+            w.add_token_merges([f"{newline} {newline}"])
             w.add_bos_token_id(256)
             w.add_eos_token_id(257)
-            n = 258 + len(MARKS)
+            n = 259 + len(MARKS)
             matrices = {"token_embd": n, "output": n} | {f"blk.0.{part}": N_OUT for part in (
                 "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")}
             for name, rows in matrices.items():
@@ -144,8 +147,7 @@ def decoder_path():
     return str(path)
 
 
-MARKS = ("<|vision_start|>", "<|vision_end|>", "<fake_token_around_image>", "<global-img>", "<row_1_col_1>", "\n\n",
-         "\n")
+MARKS = "<|vision_start|>", "<|vision_end|>", "<fake_token_around_image>", "<global-img>", "<row_1_col_1>"
 
 
 def _finish(w):
@@ -239,10 +241,11 @@ class Engine:
     def about(self):
         return {}
 
-    def seconds(self):
-        t0 = time.perf_counter()
+    def seconds(self, processor):
+        clock = time.process_time if processor else time.perf_counter
+        t0 = clock()
         self.engine.encode()
-        return time.perf_counter() - t0
+        return clock() - t0
 
     def vectors(self):
         """Some of the numbers, and the largest."""
@@ -263,7 +266,7 @@ def row(name, n_threads, args, log):
         times = {"ours": [], "theirs": []}
         for r in range(args.rounds + 1):                        # the first warms
             for key, engine in (("ours", ours), ("theirs", theirs)):
-                seconds = engine.ask("seconds")
+                seconds = engine.ask("seconds", args.processor)
                 if r:
                     times[key].append(seconds * 1e3)
         x, y = (Spread(times[key], "ms") for key in times)
@@ -278,13 +281,15 @@ def main(argv=None):
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default=",".join(ENCODERS))
+    parser.add_argument("--processor", action="store_true")
     args = parser.parse_args(argv)
 
     def log(line):
         print(line, file=sys.stderr, flush=True)
     peer = f"libmtmd of {args.mtmd}" if args.mtmd else f"libmtmd of the {PACKAGE} wheel"
     print(f"# Vision encoders beside {peer}\n\nWritten by `python -m benchmarks.vision`; what the columns mean is said "
-          f"there. {cpu_model()}; {idle_check('at the start')}.\n\n| encoder | threads | ggjit | libmtmd | ratio | "
+          f"there. {cpu_model()}; {'processor time; ' * args.processor}"
+          f"{idle_check('at the start')}.\n\n| encoder | threads | ggjit | libmtmd | ratio | "
           "target | off by, of the largest |\n|---|---|---|---|---|---|---|")
     for n_threads in map(int, args.threads.split(",")):
         for name in args.only.split(","):

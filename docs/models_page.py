@@ -34,8 +34,8 @@ DRAFTING = """\
 ## Draft models that read their target's layers
 
 `m.generate(prompt, speculative=load_model("eagle3.gguf"))`: the draft model guesses for the model that it was made for
-([Several tokens at a time](contexts.md#several-tokens-at-a-time)). It computes nothing alone. DFlash 2's selector and
-DFlash on DeepSeek V4's blocks are refused by name.
+([Several tokens at a time](contexts.md#several-tokens-at-a-time)). It computes nothing alone. DFlash on DeepSeek V4's
+blocks is refused by name.
 """
 
 TEXT = """\

@@ -30,6 +30,7 @@ from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 
 from ggjit.core import config as _config  # checks GGJIT_DEBUG
+from ggjit.ops.core import errors as _errors
 from ggjit.ops.core import locks as _locks  # registers what a forked child has to do
 from ggjit.ops.core import requirements as _requirements
 from ggjit.ops.core import settings as _settings
@@ -56,7 +57,7 @@ def __getattr__(name):
         if name in globals():
             return globals()[name]
     hint = "" if name.startswith("_") else _import_module("ggjit.core.other_names").of_the_module(name, __dir__())
-    raise AttributeError(f"module 'ggjit' has no attribute {name!r}{hint}")
+    raise _errors.NoSuchAttribute(f"module 'ggjit' has no attribute {name!r}{hint}")
 
 
 def __dir__():

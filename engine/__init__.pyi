@@ -19,6 +19,7 @@ from ggjit.ops.core.errors import (
     IndexRangeError as IndexRangeError,
     MissingExtra as MissingExtra,
     ModelError as ModelError,
+    NoSuchAttribute as NoSuchAttribute,
     NoSuchName as NoSuchName,
     NotAllocated as NotAllocated,
     NotSupported as NotSupported,
@@ -209,7 +210,8 @@ class Buffer:
     def set_usage(self, usage: int) -> None: ...
     def free(self) -> None: ...
 
-class HostBuffer(Buffer): ...
+class HostBuffer(Buffer):
+    def __init__(self, buft: BufferType, size: int, memory: npt.NDArray[np.uint8] | None = None) -> None: ...
 
 class MultiBuffer(Buffer):
     buffers: tuple[Buffer, ...]

@@ -360,8 +360,8 @@ def edit_gguf(path: _Path, out: _Path, set_keys: Mapping[str, Any] | None = None
               rename: Mapping[str, str] | None = None, set_types: Mapping[str, str | Type] | None = None,
               max_nbytes: int | None = None, force: bool = False, progress: bool = True,
               lora: Sequence[_Path | tuple[_Path, float]] = ()) -> dict[str, Any]: ...
-def measure_imatrix(m: _Network, data: str | Sequence[int], n_ctx: int = 512, n_chunks: int | None = None,
+def measure_imatrix(m: _Network, data: str | Sequence[int], n_ctx: int | None = None, n_chunks: int | None = None,
                     output: bool = False, dataset: str = "", progress: bool = True) -> _Imatrix: ...
-def perplexity(m: _Network, data: str | Sequence[int] | None, n_ctx: int = 512, n_chunks: int | None = None,
+def perplexity(m: _Network, data: str | Sequence[int] | None, n_ctx: int | None = None, n_chunks: int | None = None,
                base: _Network | _Path | None = None, save_logits: _Path | None = None,
                progress: bool = True, force: bool = False) -> dict[str, Any]: ...

@@ -2,7 +2,7 @@
 import functools
 
 from ggjit.api.registry import init_backend
-from ggjit.core.arguments import expect
+from ggjit.core.arguments import expect, typed_call
 from ggjit.core.backend import Backend
 from ggjit.core.host_buffer import HOST, ArrayBuffer
 from ggjit.core.run_lock import refuse_nesting
@@ -23,6 +23,7 @@ def default_backend():
     return init_backend("CPU", fuse=0)
 
 
+@typed_call
 @oom_guard("compute")
 def compute(*outputs, backend=None, planner="ggml"):
     """Allocate, run and read: the values of the tensors, one array or a tuple.

@@ -217,29 +217,44 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
         raise ParamError(f"rematerialize: budget is a number of bytes, 0 or more, got {budget}")
     if cut not in tuple(_CUTS):
         raise ParamError(f"rematerialize: cut is {cut!r}, expected True, 'rounded' or False")
-    problems = _Orders(_units(graph, target, profile))
-    given = problems.given
-    if given.numbers.plain.peak <= budget:
-        as_it_is = given.graph_of(given.numbers.plain, int(budget))
-        if as_it_is.peak <= budget:
-            return as_it_is
-    new = _cheapest(problems, int(budget))
+    units = _units(graph, target, profile)
+    new, least = _fitting(units, int(budget), cut)
     if new is not None:
-        return new if new.extra < COSTLY_SHARE or not cut else _or_in_rows(new, problems.units, int(budget), cut)
-    least = _least(problems, int(budget))
-    if least.peak <= budget:
-        return least
-    for rounded in _CUTS[cut]:
-        new, cut_graph = _in_rows(problems.units, int(budget), rounded)
-        if new is not None:
-            return new
-        smaller = None if cut_graph is None else _least(_Orders(cut_graph.units), int(budget), least.peak)
-        least = least if smaller is None else cut_graph.of_original(smaller)
-    if least.peak <= budget:
-        return least
+        return new
     raise BudgetError(f"rematerialize: {mib(budget)} are too few for {len(graph)} nodes: the least peak found is "
                       f"{mib(least.peak)} ({least.peak} bytes), at {least.extra:.1%} more operations; "
-                      f"{_remedy(problems.units, int(budget), cut)}", least.peak)
+                      f"{_remedy(units, int(budget), cut)}", least.peak)
+
+
+@oom_guard("rematerialize")
+def within(graph, budget, target):
+    """(graph of `rematerialize`, its peak), or (None, the fewest bytes that were reached): no error, which would look
+    for a remedy."""
+    new, least = _fitting(_units(graph, target, None), budget, True)
+    return new, (new or least).peak
+
+
+def _fitting(units, budget, cut):
+    """(a graph that fits into `budget`, None), or (None, the one of the fewest bytes)."""
+    problems = _Orders(units)
+    given = problems.given
+    if given.numbers.plain.peak <= budget:
+        as_it_is = given.graph_of(given.numbers.plain, budget)
+        if as_it_is.peak <= budget:
+            return as_it_is, None
+    new = _cheapest(problems, budget) if given.numbers.least_node <= budget else None
+    if new is not None:
+        return new if new.extra < COSTLY_SHARE or not cut else _or_in_rows(new, units, budget, cut), None
+    least = _least(problems, budget)
+    if least.peak <= budget:
+        return least, None
+    for rounded in _CUTS[cut]:
+        new, cut_graph = _in_rows(units, budget, rounded)
+        if new is not None:
+            return new, None
+        smaller = None if cut_graph is None else _least(_Orders(cut_graph.units), budget, least.peak)
+        least = least if smaller is None else cut_graph.of_original(smaller)
+    return (least, None) if least.peak <= budget else (None, least)
 
 
 def _or_in_rows(new, units, budget, cut):

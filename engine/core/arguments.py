@@ -62,17 +62,31 @@ def expect_slot(value, slot, what):
 
 
 def type_of(value, what):
-    """A tensor type, given as one or by its name in any case: gg.Q4_0, "Q4_0", "q4_0".  Errors: TypeMismatch."""
+    """A tensor type, given as one, by its name in any case or as NumPy's: gg.F16, "F16", "f16", np.float16.
+
+    Errors: TypeMismatch.
+    """
     if isinstance(value, Type):
         return value
     if not isinstance(value, str):
-        raise TypeMismatch(f"{what} must be a tensor type such as gg.Q8_0 or its name, got {value!r}")
-    found = named(value)
+        value = _dtype_name(value, what)
+    found = named(OF_NUMPY.get(value, value))
     if found is None:
         types = {t.name.lower(): t for t in known_types()}
         raise TypeMismatch(f"{what}: no tensor type {value!r}{nearest(value.lower(), types)}; there are "
                            f"{', '.join(map(repr, types.values()))}")
     return found
+
+
+OF_NUMPY = {"float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16", "int8": "I8", "int16": "I16",
+            "int32": "I32", "int64": "I64"}
+
+
+def _dtype_name(value, what):
+    """The name of a NumPy dtype: np.float16, np.dtype("f2")."""
+    if isinstance(value, np.dtype) or isinstance(value, type) and issubclass(value, np.generic):
+        return np.dtype(value).name
+    raise TypeMismatch(f"{what} must be a tensor type such as gg.Q8_0 or its name, got {value!r}")
 
 
 def with_type_names(builder):
@@ -115,6 +129,18 @@ def typed_methods(cls):
         if inspect.isfunction(method) and not name.startswith("_"):
             setattr(cls, name, typed_call(method))
     return cls
+
+
+def lists_options(options):
+    """Decorator: the signature, and so completion, lists `options`, {name: default}, which **options takes."""
+    def decorate(function):
+        found = inspect.signature(function)
+        own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+                for name, default in options.items() if name not in found.parameters]
+        function.__signature__ = found.replace(parameters=[*own, *more])
+        return function
+    return decorate
 
 
 def _wrong_call(function, args, kwargs):

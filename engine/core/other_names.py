@@ -4,8 +4,10 @@ import difflib
 from ggjit.ops.core.spec import builders
 
 OF_TENSORS = {
-    "astype": 'gg.cast(t, "F16")', "to": 'gg.cast(t, "F16")', "dtype": "t.type", "copy": "gg.dup(t)",
-    "clone": "gg.dup(t)", "contiguous": "gg.cont(t)", "flatten": "t.reshape(-1)", "ravel": "t.reshape(-1)",
+    **dict.fromkeys(("astype", "half", "bfloat16", "float", "double"), 'gg.cast(t, "F16"), "BF16" or "F32"'),
+    "to": 'gg.cast(t, "F16") for a type; gg.compute(y, backend=gpu) and gg.Scheduler choose where nodes run',
+    "dtype": "t.type", "copy": "gg.dup(t)", "clone": "gg.dup(t)", "contiguous": "gg.cont(t)",
+    "flatten": "t.reshape(-1)", "ravel": "t.reshape(-1)",
     "view": "t.reshape(...)", "permute": "t.transpose(...), which takes the same axes", "swapaxes": "t.transpose(...)",
     "squeeze": "t.reshape(...)", "unsqueeze": "t[None]", "tolist": "gg.compute(t).tolist()",
     **dict.fromkeys(("cpu", "cuda", "detach", "requires_grad_", "eval"), "nothing: t.numpy() copies its values"),
@@ -53,7 +55,10 @@ def of_a_tensor(name):
 
 def of_the_module(name, known):
     """"; write ..." or the nearest of the known names, for one that the module lacks."""
-    if name in OF_MODULE:
-        return f"; write {OF_MODULE[name]}"
+    own = name.removeprefix("ggml_")
+    if own in OF_MODULE:
+        return f"; write {OF_MODULE[own]}"
+    if own in known:
+        return f"; ggml's names have no prefix here: gg.{own}"
     close = difflib.get_close_matches(name, known, 1, 0.75)
     return f" (did you mean {close[0]}?)" if close else ""

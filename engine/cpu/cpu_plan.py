@@ -12,6 +12,7 @@ from ggjit.core.host_buffer import HostBuffer
 from ggjit.core.kernels_ahead import announce
 from ggjit.cpu.check import require_right
 from ggjit.cpu.fusion import fuse_nodes
+from ggjit.cpu.phases import phases
 from ggjit.cpu.repacked import RepackBuffer, is_repacked, kernel_of, repacked_ids
 from ggjit.cpu.sharing import least_nanoseconds
 from ggjit.cpu.thread_choice import choice_of
@@ -121,8 +122,30 @@ class CPUPlan(Plan):
         self.cost = sum(k.cost for k in self.kernels)
         own = any(hasattr(k, "code") for k in self._distinct())     # functions of users get the threads they asked for
         self.thread_choice = None if own else choice_of(self.n_used, self.cost)
-        alone = (tasks == 1) & (np.append(tasks, 1)[1:] == 1)
-        self.rows[at + N_TASKS], self.rows[at + N_FLAGS] = tasks, np.where(alone, 0, BARRIER_AFTER)
+        self._meet = None
+        if self.n_used > 1:
+            self._share(places, tasks.tolist(), at)
+        self.rows[at + N_TASKS] = tasks
+
+    def _share(self, places, tasks, at):
+        """Note where all threads meet, and give the nodes between two meetings work memory of their own."""
+        if self._placed_work:
+            self.rows[at + N_FLAGS] = [0 if a == b == 1 else BARRIER_AFTER for a, b in itertools.pairwise([*tasks, 1])]
+            return
+        self._laid, self._shared = places.of(self._views), (tasks, self.work_nbytes)
+        self._meet, begins = phases(self.parts, places, *self._shared)
+        self.rows[at + N_FLAGS] = np.where(self._meet, BARRIER_AFTER, 0)
+        sizes = [k.work_nbytes for k in self.kernels]
+        self.work_nbytes = max(map(sum, zip(begins, sizes, strict=True)), default=0)
+        self._work_begins = np.array([b for b, size in zip(begins, sizes, strict=True) if size > 0], np.int64)
+
+    def _still_fits(self, places):
+        if not super()._still_fits(places):
+            return False
+        if self._meet is None or places.of(self._views) == self._laid:
+            return True
+        self._laid = places.of(self._views)
+        return phases(self.parts, places, *self._shared)[0] == self._meet
 
     def _distinct(self):
         """Its kernels, each once."""

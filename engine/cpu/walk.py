@@ -5,9 +5,9 @@ A replay enters jitted code once.  Every thread walks the NODE rows of the plan:
     thread 0   | node A (rows 0-7, 16-23 ...) | bar | c d e (tiny nodes, alone) | bar | node F ...
     thread 1   | node A (rows 8-15 ...)       | bar |   (waits)                 | bar | node F ...
 
-Rows are taken in chunks from an atomic counter in the NODE.  Nodes meet at a spin barrier (0.3 us); a run of tiny nodes
-belongs to thread 0 and has one barrier at its end.  Idle workers spin for a moment, then sleep in the system
-(ops/native/waiting.py).
+Rows are taken in chunks from an atomic counter in the NODE.  Threads meet at a spin barrier (0.3 us) between nodes of
+which one needs the other (phases.py); tiny nodes belong to thread 0.  Idle workers spin for a moment, then sleep in the
+system (ops/native/waiting.py).
 
 Stopping.  Thread 0 polls for signals and the abort callback every 10 ms or so, between row chunks, and asks the
 callback before every node; either raises the *abort word*.  Kernels see it between chunks and return early, still
@@ -107,6 +107,17 @@ def _note(at, start):
     return now
 
 
+@exact
+def _ready(node, end):
+    """Reset the counters of the nodes that several threads run before all meet next."""
+    while node < end:
+        store_release(node + CHUNK, 0)
+        store_release(node + CHUNK2, 0)
+        if ld_i64(node + WORD * N_FLAGS) & BARRIER_AFTER:
+            return
+        node += ld_i64(node + WORD * N_NEXT)
+
+
 def make_walk(traced):
     """The walk, with or without a look at the clock around every node: without it the compiled code has no trace of
     it."""
@@ -138,6 +149,9 @@ def make_walk(traced):
                         tiny = 0
                         aborted(0, sync)
             else:
+                if nth == 1:
+                    st_i64(node + CHUNK, 0)
+                    st_i64(node + CHUNK2, 0)
                 status = call4(ld_i64(node + WORD * N_KERNEL), (node, ith, nth, sync))
                 if status != OK:
                     _fail(sync, status, node)
@@ -149,9 +163,8 @@ def make_walk(traced):
                 if ith == 0:
                     if load_acquire(sync + S_ABORT) != 0:
                         store_release(sync + S_STOP_AT, node)
-                    elif after < end:
-                        store_release(after + CHUNK, 0)
-                        store_release(after + CHUNK2, 0)
+                    elif nth > 1:
+                        _ready(after, end)
                 barrier(sync, nth)
                 if load_acquire(sync + S_STOP_AT) == node:
                     return
@@ -240,8 +253,8 @@ def run(sync, first, end, nth, page):
     st_i64(sync + S_DONE, 0)
     st_i64(sync + S_PLAN, first)
     st_i64(sync + S_PLAN + 8, end)
-    st_i64(first + CHUNK, 0)
-    st_i64(first + CHUNK2, 0)
+    if nth > 1:
+        _ready(first, end)
     st_i64(sync + S_DEADLINE, cycles() + ld_i64(sync + S_INTERVAL))
     st_i64(sync + S_THREAD_STATE, save_thread(0))
     if nth > 1:

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 
+from ggjit.alloc.plots import where_trusted
 from ggjit.core.arguments import expect_slot
 from ggjit.core.html_repr import HtmlRepr, drawing_of, escape
 from ggjit.display.boxes import Boxes, natural
@@ -123,12 +124,13 @@ class Drawing(Boxes, HtmlRepr):
     # ------------------------------------------------------------ notebooks and files
     def html(self):
         """The picture, and below it a drawing of every folded layer, to open."""
-        out = [f"<div style='overflow-x:auto'>{self.svg}</div>"]
+        out = [where_trusted(f"<div style='overflow-x:auto'>{self.svg}</div>")]
         for group in sorted(self.folded, key=natural):
             box = self.boxes["group", group]
             inner = Drawing([t for t in self.nodes if self.layer[t.id] == group], True, self.views, self.profile,
                             self.sched, self.engine, fold=False)
-            out.append(folded(", ".join([group, *box.lines]), f"<div style='overflow-x:auto'>{inner.svg}</div>"))
+            out.append(folded(", ".join([group, *box.lines]),
+                              where_trusted(f"<div style='overflow-x:auto'>{inner.svg}</div>")))
         return "".join(out)
 
     _repr_html_ = html

@@ -16,7 +16,7 @@ from ggjit.core.table import TABLE
 from ggjit.graphs.placed import PlacedRun
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.graphs.visit import visit
-from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.errors import NoSuchAttribute, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import FLAG_COMPUTE, T_BUFFER, T_CTX, T_FLAGS
 from ggjit.ops.core.shape import describe
@@ -67,7 +67,7 @@ class Graph(HtmlRepr):
     if not TYPE_CHECKING:               # checkers would take every attribute for granted
         def __getattr__(self, name):
             """An AttributeError with a hint; called for names that a graph lacks."""
-            raise AttributeError(f"a Graph has no attribute {name!r}{of_a_graph(name)}", name=name, obj=self)
+            raise NoSuchAttribute(f"a Graph has no attribute {name!r}{of_a_graph(name)}", name=name, obj=self)
 
     @classmethod
     def _in_order(cls, outputs, nodes, leafs):

@@ -193,6 +193,7 @@ class Plan(Results, HtmlRepr):
         self._first = self.rows.__array_interface__["data"][0]
         self._starts = starts.tolist()
         self._write_rows(starts, work)
+        self._work_begins = 0
         self._work_words = starts[:-1][self.rows[starts[:-1] + r.N_WORK_SIZE] > 0] + r.N_WORK
 
     def _codes(self):
@@ -224,6 +225,11 @@ class Plan(Results, HtmlRepr):
         rows[v[:, None] + _VIEW_SHAPE] = words[ids[:, None], _SHAPE]
         rows[v + r.V_TYPE] = words[ids, r.T_TYPE]
 
+    def _still_fits(self, places):
+        """Does the layout hold for the memory as it is now?  A tensor may have moved to where a fused kernel would
+        overwrite what it reads."""
+        return all(p.permitted(places) for p in self.parts if len(p.nodes) > 1)
+
     def _resolve(self, places):
         """Write the address of every view; called again when something moved."""
         views = places.of(self._views)
@@ -245,7 +251,7 @@ class Plan(Results, HtmlRepr):
         stored_in = [b for b, _ in places.of(self._stored)] + [b for _, b, _ in self._work_places]
         self._written = list({id(b): b for b in stored_in}.values())
         self._work = self._work_buffer()
-        self.rows[self._work_words] = self._work.base
+        self.rows[self._work_words] = self._work.base + self._work_begins
         for i, buf, offs in self._work_places:
             self.rows[self._starts[i] + r.N_WORK] = first[id(buf)] + offs
         self._note_written()
@@ -268,8 +274,8 @@ class Plan(Results, HtmlRepr):
     def _up_to_date(self):
         if self.resolved != TABLE.placement_version:
             places = self._check_places()
-            if not all(p.permitted(places) for p in self.parts if len(p.nodes) > 1):
-                self._lay_out(places)       # a tensor moved, and a fused kernel would now overwrite what it reads
+            if not self._still_fits(places):
+                self._lay_out(places)
             self._resolve(places)
 
     # ------------------------------------------------------------ running

@@ -17,7 +17,7 @@ import numpy as np
 from ggjit.core.arguments import nearest
 from ggjit.core.other_names import of_a_tensor
 from ggjit.core.table import TABLE
-from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
+from ggjit.ops.core.errors import GgjitError, NoSuchAttribute, ParamError, TypeMismatch
 from ggjit.ops.core.record import T_BUFFER
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.types import BF16
@@ -103,7 +103,7 @@ class ArrayProtocols:
         def __getattr__(self, name):
             """Called for attributes that a tensor lacks: t.sum() is gg.sum(t)."""
             hint = "" if name.startswith("_") else of_a_tensor(name) or nearest(name, dir(type(self)))
-            raise AttributeError(f"a tensor has no attribute {name!r}{hint}", name=name, obj=self)
+            raise NoSuchAttribute(f"a tensor has no attribute {name!r}{hint}", name=name, obj=self)
 
     @property
     def __array_interface__(self):

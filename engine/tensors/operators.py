@@ -134,6 +134,13 @@ class Operators:
                              f"gg.exp(gg.log(x) * {power})")
         return SIMPLE["sqr" if power == 2 else "sqrt"][0](self)
 
+    def __rpow__(self, base):
+        """Errors: ParamError: there is no op for powers of a number."""
+        if not _is_scalar(base):
+            return NotImplemented
+        raise ParamError(f"{base} ** {describe(self)}: ggml has no op for it; of a positive number, write "
+                         f"gg.exp(t * math.log({base}))")
+
     def __neg__(self):
         return SIMPLE["neg"][0](self)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ggjit.api.registry import init_backend
-from ggjit.api.rematerialize import BudgetError, rematerialize
+from ggjit.api.rematerialize import BudgetError, within
 from ggjit.core.arguments import expect
 from ggjit.core.placing import place_tensors
 from ggjit.graphs.allocator import GraphAllocator
@@ -108,21 +108,26 @@ class Training(Evaluator):
         names = ("first", "further", "step_graph") + ("forward",) * self.evaluates
         return [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
 
-    def _keep_within(self, budget):
-        """Graphs that fit, with all that stays in memory beside them, into `budget` bytes.  Errors: BudgetError."""
-        if self.runs.target is not self.runs.backend:
-            raise NotSupported("fit: budget is kept on one backend; leave it away, or pass a backend, not a Scheduler")
+    @property
+    def kept_nbytes(self):
+        """Bytes that stay in memory beside what is computed."""
         own = [*self.params, *self.sums, *(m for moments in self.states for m in moments), self.settings,
                *self.inputs, *([] if self.labels is None else [self.labels])]
         buft = self.runs.backend.default_buffer_type
         alignment = buft.alignment()
-        stays = sum(-(-buft.alloc_size(t) // alignment) * alignment for t in own)
-        least = 0
+        return sum(-(-buft.alloc_size(t) // alignment) * alignment for t in own)
+
+    def _keep_within(self, budget):
+        """Graphs that fit, with all that stays in memory beside them, into `budget` bytes.  Errors: BudgetError."""
+        if self.runs.target is not self.runs.backend:
+            raise NotSupported("fit: budget is kept on one backend; leave it away, or pass a backend, not a Scheduler")
+        stays, least, buft = self.kept_nbytes, 0, self.runs.backend.default_buffer_type
         for name, graph in self._graphs():
-            try:
-                setattr(self, name, rematerialize(graph, max(budget - stays, 0), buft))
-            except BudgetError as e:
-                least = max(least, e.minimum)
+            new, peak = within(graph, max(budget - stays, 0), buft)
+            if new is None:
+                least = max(least, peak)
+            else:
+                setattr(self, name, new)
         if least:
             raise BudgetError(f"fit: budget of {budget} bytes: {stays} stay in memory (parameters, gradients, moments, "
                               f"a batch), and computing takes {least} at least; use {stays + least} or more, or fewer "

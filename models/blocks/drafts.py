@@ -6,7 +6,9 @@
     DFlash      f = norm(Wfc [inputs of some layers])       every layer keeps keys and values of f, as of a token
                 a block: the last token, then masks; its tokens see each other and all that is kept;
                 the logits at each mask are the guesses, all at once.  With Markov matrices (DSpark) W2 W1[token before]
-                is added to them, one after the other
+                is added to them, one after the other.  DFlash 2 convolves what every piece of a layer reads and gives,
+                and picks of the n likeliest ids c at a mask the largest of logits[c] + next[c] . (prev[token before]
+                * Wg h)
     Gemma 4's   x = Wpre [sqrt(n) embd[token] | h]          h: the target's last state, normed, before the token
                 blocks whose attention reads the target's own keys and values
                 h = Wpost norm(x)
@@ -92,6 +94,77 @@ class Eagle3:
 
 
 @dataclasses.dataclass(frozen=True)
+class Selector:
+    """Picks the id of each mask by the one before it."""
+    rank: int
+    n_top: int
+
+    def load(self, loader):
+        return {"selector_hidden": loader.linear("selector_hidden", loader.n_embd, self.rank, False), **{
+            name: loader.want(f"{name}.weight", self.rank, loader.n_vocab)
+            for name in ("selector_predecessor", "selector_successor")}}
+
+    def ids(self, g, logits, h, w):
+        """[size of the block - 1]; logits [n_vocab, size], h [n_embd, size]: after each token of the block."""
+        n, size = self.n_top, logits.ne[1]
+        picked = gg.cont(gg.top_k(logits, n))
+        values = gg.get_rows(gg.reshape_3d(logits, 1, *logits.ne[:2]), picked)          # [1, n, size]
+        gates, before, found = linear(w["selector_hidden"], h), gg.view_1d(g.leaf["tokens"], 1, 0), None
+        for i in range(1, size):
+            ids = gg.view_1d(picked, n, i * picked.nb[1])
+            wanted = gg.mul(gg.get_rows(w["selector_predecessor"], before),
+                            gg.view_2d(gates, self.rank, 1, gates.nb[1], i * gates.nb[1]))
+            scores = gg.mul_mat(gg.get_rows(w["selector_successor"], ids), wanted)
+            scores = gg.add(scores, gg.view_2d(values, n, 1, values.nb[2], i * values.nb[2]))
+            before = gg.reshape_1d(gg.get_rows(gg.reshape_2d(ids, 1, n), gg.argmax(scores)), 1)
+            found = before if found is None else gg.concat(found, before, 0)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolved:
+    """A piece of a layer that reads a convolution of its input over the tokens of a block, and so gives its result.
+
+    y[t] = sum over k of (base[k] + P x[t]) * x[t - k]; P x has a number for each group of numbers and k.
+    """
+    piece: object
+    name: str                           # attn or ffn
+    kernel: int
+    group: int
+
+    window = property(lambda self: self.piece.window)
+
+    def written(self, *args):
+        return self.piece.written(*args)
+
+    def cache(self, sizes):
+        return self.piece.cache(sizes)
+
+    def load(self, loader, p):
+        d, name = loader.n_embd, f"{self.name}_conv_"
+        return self.piece.load(loader, p) | {
+            name + "base": loader.want(p + name + "base", d, self.kernel, 2),
+            name + "proj": loader.linear(p + name + "proj", d, 2 * self.kernel * d // self.group, False)}
+
+    def build(self, g, x, w, i):
+        shares, base = linear(w[f"{self.name}_conv_proj"], x), w[f"{self.name}_conv_base"]
+        y = self.piece.build(g, self._convolved(x, shares, base, 0), w, i)
+        return self._convolved(y, shares, base, 1)
+
+    def _convolved(self, x, shares, base, side):
+        (d, t), n, total = x.ne[:2], x.ne[0] // self.group, None
+        x = gg.cont(x)
+        for k in range(min(self.kernel, t)):
+            own = gg.cont(gg.view_2d(shares, n, t, shares.nb[1], (side * self.kernel + k) * n * shares.nb[0]))
+            own = gg.reshape_2d(gg.repeat_4d(gg.reshape_3d(own, 1, n, t), self.group, n, t, 1), d, t)
+            factor = gg.add(own, gg.view_1d(base, d, side * base.nb[2] + k * base.nb[1]))
+            past = gg.pad_ext(gg.view_2d(x, d, t - k, x.nb[1], 0), 0, 0, k, 0, 0, 0, 0, 0) if k else x
+            term = gg.mul(factor, past)
+            total = term if total is None else gg.add(total, term)
+        return total
+
+
+@dataclasses.dataclass(frozen=True)
 class DFlash:
     blocks: list
     tables: BorrowedTables
@@ -104,6 +177,9 @@ class DFlash:
     rank: int = 0                       # of the Markov matrices; 0: there are none
     first: int = 1                      # of a block's tokens, the first whose logits are a guess
     confidence: bool = False            # is there a head that judges guesses?  It is not asked
+    selector: Selector | None = None
+    logit_scale: float = 0.0            # 0: none; before the selector
+    softcap: float = 0.0
 
     @property
     def mixers(self):
@@ -117,6 +193,8 @@ class DFlash:
             "blocks": [block.load(loader, f"blk.{i}.") for i, block in enumerate(self.blocks)]}
         if self.confidence:
             loader.ignore("conf_proj.weight", "conf_proj.bias")
+        if self.selector:
+            w |= self.selector.load(loader)
         if self.rank:
             w |= {"markov_w1": loader.want("markov_w1.weight", self.rank, n_vocab),
                   "markov_w2": loader.scaled("markov_w2", self.rank, self.tables.n_mapped or n_vocab)}
@@ -136,7 +214,14 @@ class DFlash:
         x = gg.scale(x, self.embd_scale) if self.embd_scale else x
         for i, block in enumerate(self.blocks):
             x = block.build(g, x, w["blocks"][i], i)
-        logits = gg.mul_mat(w.get("output", out), g.norm(x, "rms", w["output_norm"]))
+        h = g.norm(x, "rms", w["output_norm"])
+        logits = gg.mul_mat(w.get("output", out), h)
+        if self.selector:
+            logits = gg.scale(logits, self.logit_scale) if self.logit_scale else logits
+            if self.softcap:
+                logits = gg.scale(gg.tanh(gg.scale(logits, 1.0 / self.softcap)), self.softcap)
+            found = self.selector.ids(g, logits, h, w)
+            return gg.concat(gg.view_1d(g.leaf["tokens"], 1, 0), found, 0)      # as many as tokens
         if not self.rank:
             return gg.argmax(logits)
         return self._markov(g, logits, w)

@@ -104,14 +104,26 @@ def idefics3(w, v, c, seen):
     w.add_uint32("clip.vision.preproc_image_size", longest)
 
 
+def _pixels(w, seen):
+    """The least and the most pixels of a field, where the folder says both; newer ones call them edges."""
+    size = seen.get("size", default={})
+    edges = {"min_pixels": size.get("shortest_edge"), "max_pixels": size.get("longest_edge")}
+    said = [seen.get(name, default=size.get(name, edge)) for name, edge in edges.items()]
+    if None not in said:
+        for name, n in zip(edges, said, strict=True):
+            w.add_uint32(f"clip.vision.image_{name}", n)
+
+
 def qwen2vl(w, v, c, seen):
     _activation(w, v, {"quick_gelu": ""})
+    _pixels(w, seen)
     w.add_uint32("clip.vision.spatial_merge_size", v.get("spatial_merge_size", default=2))
 
 
 def qwen25vl(w, v, c, seen):
     """Of so many layers, the last looks at everything."""
     _activation(w, v, {"silu": "use_silu"})
+    _pixels(w, seen)
     w.add_uint32("clip.vision.spatial_merge_size", v.get("spatial_merge_size", default=2))
     whole = v["fullatt_block_indexes"]
     every = whole[0] + 1

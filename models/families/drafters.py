@@ -3,7 +3,7 @@ import numpy as np
 
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block
-from ggjit.models.blocks.drafts import BorrowedTables, DFlash, Eagle3, Gemma4Assistant
+from ggjit.models.blocks.drafts import BorrowedTables, Convolved, DFlash, Eagle3, Gemma4Assistant, Selector
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.gemma import LayerInput
 from ggjit.models.blocks.hparams import ROPE_NEOX, ROPE_NORMAL
@@ -12,7 +12,6 @@ from ggjit.ops.core.errors import ModelError
 
 BLOCK_SIZE = 16                         # of DFlash, where the file does not say
 ACTS = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
-OTHER_KINDS = {"selector_hidden.weight": "DFlash 2's selector", "hc_head_fn.weight": "DeepSeek V4's blocks"}
 
 
 def eagle3(hparams):
@@ -29,15 +28,15 @@ def eagle3(hparams):
 
 
 def dflash(hparams):
-    for tensor, kind in OTHER_KINDS.items():
-        if hparams.has(tensor):
-            raise ModelError(f"{hparams.file.path}: a draft model with {kind} is not computed here; "
-                             f"speculative=\"lookup\" needs none")
+    if hparams.has("output_hc_fn.weight"):
+        raise ModelError(f"{hparams.file.path}: a draft model of DeepSeek V4's blocks is not computed here; "
+                         f"speculative=\"lookup\" needs none")
     sizes, has = hparams.heads(), hparams.has
     act = ACTS[hparams.one_of("hidden_activation", ACTS, "silu")]
     rope = hparams.rope(ROPE_NEOX, sizes["d_head"])
     rope = rope if has(rope.factors) else hparams.rope(ROPE_NEOX, sizes["d_head"], factors="")
-    hparams.ignore("rope.dimension_sections", "logit_scale", "final_logit_softcapping", "has_confidence_head")
+    hparams.ignore("rope.dimension_sections", "has_confidence_head")
+    convolved, selector = _second(hparams)
     blocks = []
     for i, w in enumerate(hparams.windows(0)):
         p, shared = f"blk.{i}.", not has(f"blk.{i}.attn_v.weight")
@@ -46,14 +45,33 @@ def dflash(hparams):
                               out_scale=hparams.scale("attention.value_scale"))
         posts = {name: tensor for name, tensor in POSTS.items() if has(f"{p}{tensor}.weight")}
         scaled = has(p + "layer_output_scale.weight")
-        blocks.append(Block(attention, Dense(hparams.n_ff, act, scaled=True), **posts,
+        dense = Dense(hparams.n_ff, act, scaled=True)
+        blocks.append(Block(convolved(attention, "attn"), convolved(dense, "ffn"), **posts,
                             output_transform=LayerInput(0, scaled) if scaled else None))
+    size = hparams.positive("block_size", BLOCK_SIZE)
+    if size < 2:
+        raise hparams.wrong("block_size", size, "two tokens or more")
     rank = hparams.file.tensors["markov_w1.weight"].ne[0] if has("markov_w1.weight") else 0
     from_anchor = bool(hparams.get("sample_from_anchor", True)) and rank > 0
-    return DFlash(blocks, _tables(hparams), _layers(hparams), hparams.eps(),
-                  hparams.positive("block_size", BLOCK_SIZE), hparams.file.get("tokenizer.ggml.mask_token_id", -1, int),
+    mask_id = hparams.file.get("tokenizer.ggml.mask_token_id", kind=int)
+    return DFlash(blocks, _tables(hparams), _layers(hparams), hparams.eps(), size, mask_id,
                   hparams.scale("embedding_scale"), bool(hparams.get("attention.causal", False)), rank,
-                  0 if from_anchor else 1, has("conf_proj.weight"))
+                  0 if from_anchor else 1, has("conf_proj.weight"), selector, hparams.scale("logit_scale"),
+                  hparams.scale("final_logit_softcapping"))
+
+
+def _second(hparams):
+    """(what every piece of a layer is wrapped in, the Selector or None): of DFlash 2."""
+    if not hparams.has("selector_hidden.weight"):
+        return lambda piece, name: piece, None
+    kernel, group = (hparams.positive(f"conv_{name}_size") for name in ("kernel", "group"))
+    if hparams.n_embd % group:
+        raise hparams.wrong("conv_group_size", group, f"a divisor of {hparams.n_embd}")
+    if hparams.has("d2t") or hparams.has("markov_w1.weight"):
+        raise ModelError(f"{hparams.file.path}: a selector with d2t or Markov matrices is not computed here; "
+                         f"speculative=\"lookup\" needs none")
+    return (lambda piece, name: Convolved(piece, name, kernel, group),
+            Selector(hparams.positive("selector_rank"), hparams.positive("selector_top_k")))
 
 
 def gemma4_assistant(hparams):

@@ -1,7 +1,7 @@
 """Model files, read, mapped and written.
 
     gguf.py             the GGUF format: metadata and where each tensor lies
-    mapped_file.py      a file as memory: mapped, and given back page by page
+    mapped_file.py      a file as memory: mapped, and given back page by page; missing.py: what to do where none is
     weights.py          a network's weights over the mapped file, repacked or moved to another device; own_weights.py:
                         those a worker has itself; kept_layout.py: repacked ones on disk, for the next load
     adapter.py          LoRA adapters; control_vector.py: control vectors

@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 
+from ggjit.models.files.missing import instead_of
 from ggjit.ops.core.errors import BadFile
 
 
@@ -18,12 +19,14 @@ def map_file(path):
     """(map_private of what can be a model file, its os.stat_result before that).  Errors: BadFile."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise BadFile(f"{path}: not a regular file; give the path of a .gguf file")
+            raise BadFile(f"{path}: not a regular file; {instead_of(path)}")
         if os.path.getsize(path) < 24:
             raise BadFile(f"{path}: {os.path.getsize(path)} bytes, a GGUF header has at least 24; fetch it again")
         with open(path, "rb") as f:
             found = os.fstat(f.fileno())        # before anything is read
             return _mapped(f), found
+    except FileNotFoundError as e:
+        raise BadFile(f"{path}: {e.strerror}; {instead_of(path)}") from e
     except OSError as e:
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
     except ValueError as e:             # a null byte or a lone surrogate

@@ -44,6 +44,7 @@ def chunks_of(m, data, n_ctx, n_chunks=None):
         raise TypeMismatch(f"a model is expected, such as load_model(PATH), got {type(m).__name__}")
     if not hasattr(m, "decode"):
         raise NotSupported(f"{m.file.path}: {m.file.arch} predicts no tokens; take a model that generates text")
+    n_ctx = min(N_CTX, m.n_ctx) if n_ctx is None else n_ctx
     integer("n_ctx", n_ctx, LEAST_N_CTX, m.n_ctx,
             f" (the context of this model, which was trained for {m.n_ctx_train})")
     data = read_text(data) if is_path(data) else data
@@ -100,16 +101,17 @@ class Mean:
 
 
 @typed_call
-def perplexity(m, data, n_ctx=N_CTX, n_chunks=None, base=None, save_logits=None, progress=True, force=False):
+def perplexity(m, data, n_ctx=None, n_chunks=None, base=None, save_logits=None, progress=True, force=False):
     """How well the model predicts a text: {"perplexity", "error", "n_tokens", "n_chunks"}; smaller is better.
 
         perplexity(load_model("q4.gguf"), open("wiki.txt").read(), base=load_model("f16.gguf"))
 
-    m: a model that generates text; data: a text, the path of one, or token ids.  base: a better model with the same
-    vocabulary, or a file of its log-probabilities (save_logits, or llama-perplexity's): then also "kl_divergence"
-    (mean, in nats), "kl_error", "kl_median", "kl_99", "kl_max", "same_top" (share of positions where both find the same
-    token likeliest) and "base_perplexity".  save_logits: path of a file for the log-probabilities of `m`, 16 bits each;
-    force: it is replaced if it is there.
+    m: a model that generates text; data: a text, the path of one, or token ids, cut into chunks of n_ctx tokens (512,
+    or the model's context where that is shorter).  base: a better model with the same vocabulary, or a file of its
+    log-probabilities (save_logits, or llama-perplexity's): then also "kl_divergence" (mean, in nats), "kl_error",
+    "kl_median", "kl_99", "kl_max", "same_top" (share of positions where both find the same token likeliest) and
+    "base_perplexity".  save_logits: path of a file for the log-probabilities of `m`, 16 bits each; force: it is
+    replaced if it is there.
     Errors: ParamError for a text of less than two chunks, ModelError for another vocabulary, BadFile, CannotWrite.
     Source: llama.cpp's llama-perplexity.
     """
@@ -120,6 +122,7 @@ def perplexity(m, data, n_ctx=N_CTX, n_chunks=None, base=None, save_logits=None,
         n_ctx = base.n_ctx
         data = base.tokens.reshape(-1) if data is None else data
     chunks = chunks_of(m, data, n_ctx, n_chunks)
+    n_ctx = chunks.shape[1]
     if base is not None:
         chunks = _comparable(m, base, chunks)
     first, nll, base_nll, kl, same = n_ctx // 2, Mean(), Mean(), [], Mean()
@@ -236,7 +239,7 @@ def _codes(logits):
 
 # ---------------------------------------------------------------- importance matrix
 @typed_call
-def measure_imatrix(m, data, n_ctx=N_CTX, n_chunks=None, output=False, dataset="", progress=True):
+def measure_imatrix(m, data, n_ctx=None, n_chunks=None, output=False, dataset="", progress=True):
     """The Imatrix of a model on a text: for each column of each matrix the sum of squares it was multiplied with.
 
         measure_imatrix(load_model("f16.gguf", n_ctx=512), open("wiki.txt").read()).save("imatrix.gguf")
@@ -256,7 +259,7 @@ def measure_imatrix(m, data, n_ctx=N_CTX, n_chunks=None, output=False, dataset="
         raise NotSupported(f"{m.file.path}: no matrix of a layer is multiplied with the tokens one by one")
     sums = {name: ImportanceSums(values.astype(np.float32), counts.astype(np.float32))
             for name, (values, counts) in seen.sums.items()}
-    return Imatrix(sums, (dataset,) if dataset else (), len(chunks), n_ctx)
+    return Imatrix(sums, (dataset,) if dataset else (), len(chunks), chunks.shape[1])
 
 
 @contextlib.contextmanager

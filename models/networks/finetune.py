@@ -106,24 +106,29 @@ class _FittingTraining:
         self.peak = self._peak()
         if limit is None or self.peak <= limit:
             return
-        enough, budget = self.peak + SLACK_NBYTES, None
-        if limit <= resident_nbytes() + network.weights.nbytes:
-            raise self._too_few(limit, enough)
+        enough, kept, budget = self.peak + SLACK_NBYTES, self.training.kept_nbytes, None
         for k in range(MAX_TRIES):
+            self._give_back()                           # the old arena is freed before the next one is made
             free = limit - resident_nbytes() - network.weights.nbytes - SLACK_NBYTES
+            if free <= kept:                            # no plan has room: searching for one would take seconds
+                raise self._too_few(limit, enough)
             budget = free if budget is None else budget - k * (self.peak - limit) - SLACK_NBYTES
-            self.training = None                        # the old arena is freed before the next one is made
-            gc.collect()
             try:
                 self.training = make(max(budget, 1))
             except gg.BudgetError as e:
-                gc.collect()
+                self._give_back()
                 nbytes = resident_nbytes() + network.weights.nbytes + e.minimum
                 raise self._too_few(limit, min(int(nbytes * (1 + SLACK)) + SLACK_NBYTES, enough)) from None
             self.peak = self._peak()
             if self.peak <= limit:
                 return
         raise self._too_few(limit, min(self.peak, enough))
+
+    def _give_back(self):
+        """Free the training that was planned, and the memory that planning it took."""
+        self.training = None
+        gc.collect()
+        give_back_heap()
 
     def _too_few(self, limit, least):
         return gg.BudgetError(

@@ -1,10 +1,9 @@
 """load_model: a GGUF file -> the network its architecture names."""
 import dataclasses
-import inspect
 import os
 import pathlib
 
-from ggjit.core.arguments import typed_call
+from ggjit.core.arguments import lists_options, typed_call
 from ggjit.models.convert import convert
 from ggjit.models.core.other_options import LOADING, takes_other_names
 from ggjit.models.families.registry import DECODERS, DIFFUSERS, DRAFTERS, ENCODERS
@@ -47,19 +46,10 @@ def network_of(file, options):
     return network(file, options)
 
 
-def _with_keywords(function):
-    """Decorator: completion of `load_model(<TAB>` also lists the options that **options takes."""
-    found = inspect.signature(function)
-    own = [p for p in found.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name)) for name in KEYWORDS]
-    function.__signature__ = found.replace(parameters=[*own, *more])
-    return function
-
-
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(LoadOptions) if f.default is not dataclasses.MISSING}
 
 
-@_with_keywords
+@lists_options({name: _DEFAULTS.get(name) for name in KEYWORDS})
 @takes_other_names(LOADING)
 @typed_call
 def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, strict=True,

@@ -1,5 +1,6 @@
 """Text, token by token."""
 import collections
+import inspect
 import itertools
 import math
 import sys
@@ -271,3 +272,9 @@ class Generation:
                                  "decode": stats["decode_tokens_per_second"]}
         if rest:
             yield rest
+
+
+# {option of Decoder.generate and chat: its default}
+GENERATION_OPTIONS = {
+    **{p.name: p.default for p in inspect.signature(Generation).parameters.values() if p.default is not p.empty},
+    **{name: option.default for name, option in OPTIONS.items()}}

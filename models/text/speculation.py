@@ -70,7 +70,8 @@ def guesser_of(model, speculative):
     if speculative is None:
         return None
     if isinstance(speculative, str) and speculative not in ("lookup", "mtp") or isinstance(speculative, bool):
-        raise ParamError(f"speculative is {speculative!r}, expected \"lookup\", \"mtp\", a loaded draft model, or None")
+        raise ParamError(f"speculative is {speculative!r}, expected \"lookup\", \"mtp\", a loaded draft model "
+                         f"(load_model(path)), or None")
     if model.recurrent:
         raise NotSupported(f"{model.file.path} has layers with states, which cannot go back to before a wrong guess; "
                            f"leave speculative out")

@@ -29,6 +29,9 @@ def other_call(builder, args, kwargs):
         numbers = ", ".join(map(str, args))
         raise TypeMismatch(f"arange takes a context first: gg.arange(gg.Context(), start, stop, step); "
                            f"gg.tensor(np.arange({numbers}, dtype=np.float32)) is a leaf of them")
+    if name == "from_numpy" and len(args) == 1 and not kwargs.keys() - {"name", "type"}:
+        raise TypeMismatch("from_numpy takes a context first: gg.from_numpy(gg.Context(), array); gg.tensor(array) is "
+                           "a leaf without one")
     if name == "repeat" and len(args) > 1 and not hasattr(args[1], "ne"):
         raise TypeMismatch("repeat(a, b) repeats a to the shape of the tensor b; gg.repeat_4d(a, ne0, ne1, ne2, ne3) "
                            "takes the sizes of the result in ggml's order: np.tile(x, 2) is "

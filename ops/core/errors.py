@@ -25,6 +25,10 @@ class ReadOnly(GgjitError, AttributeError):
     """An attribute that cannot be set: what it stands for is fixed when the object is made."""
 
 
+class NoSuchAttribute(GgjitError, AttributeError):
+    """An attribute that there is not; the message says what other libraries' name stands for here."""
+
+
 class IndexRangeError(GgjitError, IndexError):
     """An id, row number, position or byte range outside its tensor."""
 

@@ -70,9 +70,9 @@ def require(ok, message, *tensors, error=ShapeError, remedy=""):
 def require_type(op, t, types, role="source"):
     if t.type not in types:
         kinds = ", ".join(map(repr, types)) if len(types) <= 6 else "F32, F16, BF16 or quantised"
-        to = types[0] if len(types) <= 6 else "F32"
-        lists = {"f64": ", or values.astype(np.float32) before it is a tensor",
-                 "i64": ", or values.astype(np.int32) before it is a tensor"}.get(t.type.name, "")
+        to = types[0] if len(types) <= 6 else F32
+        dtype = "int32" if to.name == "i32" else "float32"
+        lists = f", or values.astype(np.{dtype}) before it is a tensor" if t.type.name in ("f64", "i64") else ""
         raise TypeMismatch(f"{op}: {role} {describe(t)} must be {'one of ' * (len(types) > 1)}{kinds}; cast it with "
                            f"gg.cast(t, '{to!r}'){lists}".replace("''", "'"))
 

@@ -7,11 +7,12 @@ OverflowError from somewhere inside; here it becomes a TypeMismatch that shows t
 Builders compute with Python's numbers, which do not wrap around: NumPy's scalars become such here.
 """
 import functools
+from inspect import signature
 
 from numpy import generic
 
-from ggjit.ops.core.call_hints import other_call
-from ggjit.ops.core.errors import GgjitError, TypeMismatch
+from ggjit.ops.core.call_hints import is_number, other_call
+from ggjit.ops.core.errors import GgjitError, NoSuchAttribute, TypeMismatch
 from ggjit.ops.core.shape import describe
 
 
@@ -35,20 +36,23 @@ def typed_errors(function, takes_arrays=False):
                 kwargs = {k: x.item() if isinstance(x, generic) else x for k, x in kwargs.items()}
         try:
             return function(*args, **kwargs)
-        except GgjitError:
-            raise
         except _RAW as e:
-            raw = e
+            raw = _raw(e)
         other = other_call(function, args, kwargs)
         if other is None:
             raise _typed(function, args, kwargs, raw) from raw
         try:
             return function(*other[0], **other[1])
-        except GgjitError:
-            raise
         except _RAW as e:
-            raise _typed(function, *other, e) from e
+            raise _typed(function, *other, _raw(e)) from e
     return call
+
+
+def _raw(error):
+    """The error, unless it is a typed one, which is raised; an attribute that an argument lacks is no typed one yet."""
+    if isinstance(error, GgjitError) and not isinstance(error, NoSuchAttribute):
+        raise error
+    return error
 
 
 _RAW = (TypeError, AttributeError, ValueError, OverflowError, LookupError, ArithmeticError)
@@ -56,13 +60,19 @@ _RAW = (TypeError, AttributeError, ValueError, OverflowError, LookupError, Arith
 
 def _typed(function, args, kwargs, error):
     shown = ", ".join([*map(_shown, args), *(f"{k}={_shown(v)}" for k, v in kwargs.items())])
+    name = function.__name__
     why = _not_a_tensor(error, [*args, *kwargs.values()]) or f"the arguments do not fit ({error})"
-    return TypeMismatch(f"{function.__name__}({shown}): {why}; see help(gg.{function.__name__})")
+    usual = ", ".join(signature(function).parameters)
+    return TypeMismatch(f"{name}({shown}): {why}; it is called as gg.{name}({usual}); see help(gg.{name})")
 
 
 def _not_a_tensor(error, given):
-    """The text of the error for an array or list where a tensor is expected, or None."""
-    if isinstance(error, AttributeError) and any(error.obj is x for x in given) and hasattr(error.obj, "__len__") \
-            and not isinstance(error.obj, str | bytes | dict):
-        return f"a tensor is expected, not {type(error.obj).__name__}: gg.tensor(values) makes one"
+    """The text of the error for an array, a list or a number where a tensor is expected, or None."""
+    if not isinstance(error, AttributeError) or not any(error.obj is x for x in given):
+        return None
+    x = error.obj
+    if is_number(x):
+        return f"a tensor is expected, not {type(x).__name__}: t + {x} and t * {x} take numbers"
+    if hasattr(x, "__len__") and not isinstance(x, str | bytes | dict):
+        return f"a tensor is expected, not {type(x).__name__}: gg.tensor(values) makes one"
     return None

@@ -172,8 +172,9 @@ class CustomFunction:
             inspect.signature(function).bind(*given)
         except TypeError:
             name = getattr(function, "__name__", "the function")
+            own = name if name.isidentifier() else "op"
             raise TypeMismatch(f"{op}: {name}{inspect.signature(function)} is called with {len(given)} arguments: "
-                               f"write def {name}({', '.join(given)}): ..., dst being the result's array") from None
+                               f"write def {own}({', '.join(given)}): ..., dst being the result's array") from None
         except ValueError:              # a built-in function without a signature
             return
 

@@ -69,6 +69,14 @@ def _assistant(target):
         "attention.shared_kv_layers": 3}
 
 
+def _dflash2():
+    conv = {f"blk.{i}.{piece}_conv_{part}": ne for i in range(2) for piece in ("attn", "ffn") for part, ne in (
+        ("base", (2, 3, D)), ("proj.weight", (2 * 3 * 4, D)))}
+    return _dflash({**conv, "selector_hidden.weight": (16, D), "selector_predecessor.weight": (V, 16),
+                    "selector_successor.weight": (V, 16)}, conv_kernel_size=3, conv_group_size=16, selector_rank=16,
+                   selector_top_k=5, logit_scale=0.7, final_logit_softcapping=4.0)
+
+
 D2T = {"d2t": (40,), "output.weight": (40, D)}
 FILES = {
     "eagle3": lambda: _eagle(OUTPUT),
@@ -81,6 +89,7 @@ FILES = {
         "embedding_scale": 3.0, "attention.scale": 0.2, "attention.value_scale": 0.7, "hidden_activation": "gelu"}),
     "dflash-windows": lambda: _dflash(OUTPUT, left_out=["attn_v"], **{
         "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False], "attention.causal": True}),
+    "dflash2": _dflash2,
     "dspark": lambda: _dflash({**MARKOV, "conf_proj.weight": (1, D + 16), "conf_proj.bias": (1,)}, block_size=N),
     "dspark-mapped": lambda: _dflash({**MARKOV, **D2T, "markov_w2.weight": (40, 16)}, sample_from_anchor=False),
     "gemma4-assistant": lambda: _assistant("gemma4"),
@@ -229,7 +238,22 @@ def dflash(o, ids, settings):
     o.L.llama_set_causal_attn(o.draft.h, settings.get("attention.causal", False))
     o.process(True, [(None, f, i) for i, f in enumerate(o.features(layers, 4, past))], False)
     block = [ids[-1]] + [V - 1] * (settings["block_size"] - 1)
+    if "selector_top_k" in settings:
+        o.nextn(o.draft, False)
+        o.process(True, [(id, None, past + i) for i, id in enumerate(block)], False)
+        return _selected(o.states(o.draft, len(block), D)[1:], settings["selector_top_k"])
     return list(o.process(True, [(id, None, past + i) for i, id in enumerate(block)])[first:])
+
+
+def _selected(lattice, k):
+    """Scores of all ids at each mask; lattice: ids, then the scores of each by the one that was picked before."""
+    rows, before = [], 0
+    for row in lattice:
+        scores = row[k + before * k:][:k]
+        rows.append(np.full(V, -1e30))
+        rows[-1][row[:k].astype(int)] = scores
+        before = scores.argmax()
+    return rows
 
 
 def assistant(o, ids, settings):

@@ -75,10 +75,10 @@ def test_the_text_is_that_of_plain_decoding(name, options, pair, monkeypatch):
 
 def test_another_target_is_refused(pair, tmp_path):
     m, draft = pair("eagle3")
-    with pytest.raises(gg.NotSupported, match="guesses for another model"):
-        draft.generate("text")
-    with pytest.raises(gg.NotSupported, match="guesses for another model"):
-        draft.logits([1])
+    for alone in (lambda: draft.generate("text"), lambda: draft.logits([1]), lambda: gg.measure(draft)):
+        with pytest.raises(gg.NotSupported, match="guesses for another model"):
+            alone()
+    assert draft.description.layers == (1, 2, 3)
     tensors, metadata = load_gguf(draft.file.path)
     arrays = {n: t.numpy().copy() for n, t in tensors.items()}
     for change, error, words in (

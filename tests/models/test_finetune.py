@@ -13,12 +13,14 @@ import ggjit as gg
 from ggjit.models import finetune, load_model
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import CannotWrite
+from ggjit.models.networks import finetune as finetuning
 from ggjit.models.networks.finetune import LEAST_STEPS, _texts, read_ids
 from ggjit.models.networks.load import EMBEDDED
 from ggjit.models.networks.parts.training import TokenLoss
 from ggjit.tools.command.common import nbytes
-from ggjit.tools.command.helpers import adapters
+from ggjit.tools.command.helpers import scaled
 from ggjit.tools.command.main import main
+from ggjit.train import training
 
 IDS = np.tile(np.arange(40), 9)
 N = 16
@@ -95,6 +97,22 @@ def test_memory_is_kept_and_changes_no_bit(model, tmp_path):
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
+def test_a_limit_without_room_for_the_adapter_is_refused_without_a_search(model, tmp_path, monkeypatch):
+    seen = []
+    train(model, tmp_path / "a.gguf", steps=1, on_plan=lambda job: seen.append(
+        job.loop.training.kept_nbytes + job.network.weights.nbytes))
+
+    def searched(*args):
+        raise AssertionError("a plan within the limit was searched for")
+    monkeypatch.setattr(finetuning, "resident_nbytes", lambda: 1 << 30)
+    monkeypatch.setattr(training, "within", searched)
+    limit = (1 << 30) + finetuning.SLACK_NBYTES + seen[0]
+    with pytest.raises(gg.BudgetError, match="too little"):
+        train(model, tmp_path / "b.gguf", memory=limit)
+    with pytest.raises(AssertionError, match="searched for"):
+        train(model, tmp_path / "b.gguf", memory=limit + 1)
+
+
 def test_interrupted_the_adapter_of_the_last_step_is_written_and_training_goes_on(model, tmp_path):
     whole, part, steps = tmp_path / "whole.gguf", tmp_path / "part.gguf", tmp_path / "train.st"
     train(model, whole, epochs=2, steps=30)
@@ -122,6 +140,7 @@ def test_interrupted_the_adapter_of_the_last_step_is_written_and_training_goes_o
 CHILD = """
 import os, signal, sys
 from ggjit.tools.command.main import main
+from ggjit.train import training
 from ggjit.train.training import Training
 sys.modules["ggjit.train.fit"].SAVE_SECONDS, step = 0, Training.step
 def killed_inside(self, number):
@@ -194,7 +213,7 @@ def test_numbers_of_bytes(text, n):
 
 
 def test_what_lora_takes_on_the_command_line():
-    assert adapters(["a", "b=0.5", "c=d", "e=f=2"]) == [("a", 1.0), ("b", 0.5), ("c=d", 1.0), ("e=f", 2.0)]
+    assert scaled(["a", "b=0.5", "c=d", "e=f=2"]) == [("a", 1.0), ("b", 0.5), ("c=d", 1.0), ("e=f", 2.0)]
 
 
 @pytest.mark.parametrize("text, name, words", [

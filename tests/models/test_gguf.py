@@ -206,6 +206,20 @@ def test_path_problems_are_bad_files(tmp_path):
             GGUFFile(tmp_path / name)
 
 
+def test_what_is_no_file_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    (tmp_path / "a.gguf").write_bytes(b"x")
+    for path, said in [("HuggingFaceTB/SmolLM2-135M", "hf download HuggingFaceTB/SmolLM2-135M .*ggjit convert"),
+                       ("https://a.b/c/d.gguf?download=true", "curl -L -O .*give 'd.gguf'"),
+                       ("hf", "ggjit convert hf model.gguf"), (".", "has a.gguf"), ("b.gguf", "has a.gguf"),
+                       ("~/b.gguf", "Python does not"), ("hf/b.gguf", "has no .gguf file"),
+                       ("no/folder/b.gguf", "no folder 'no/folder'"), ("hf/b.bin", "has no .bin file")]:
+        with pytest.raises(BadFile, match=said):
+            GGUFFile(path)
+
+
 def test_every_truncation_is_refused(tmp_path):
     blob = write_every_kind(tmp_path / "all.gguf").read_bytes()
     whole = max(t.offs + t.nbytes for t in GGUFFile.from_bytes(blob).tensors.values())

@@ -174,6 +174,7 @@ def test_perplexity_and_training_take_text_and_path(m, tmp_path):
     path = tmp_path / "a text.txt"
     path.write_text(text)
     of_text = perplexity(m, text, n_ctx=32, progress=False)
+    assert perplexity(m, text, progress=False)["n_ctx"] == m.n_ctx < 512        # chunks of 512 do not fit into it
     assert all(of_text == perplexity(m, p, n_ctx=32, progress=False) for p in (path, str(path)))
     with pytest.raises(gg.BadFile, match="No such file"):
         perplexity(m, "missing.txt", n_ctx=32)

@@ -136,3 +136,6 @@ def test_completion_offers_what_people_use(m):
     assert all(hasattr(m, name) for name in names)
     offered = inspect.signature(load_model).parameters
     assert {"n_ctx", "kv_type", "rope_scaling", "devices", "repack"} <= {*offered}
+    for call in (m.generate, m.chat):
+        offered = inspect.signature(call).parameters
+        assert {"n_predict", "temp", "top_p", "seed", "stop", "logprobs", "grammar"} <= {*offered}

@@ -223,6 +223,10 @@ def test_attention_over_a_picture(small):
             looks.seen(0, patch=(30, 0))
         before = m.encode_image(files.picture(0, 120, 136))
         assert m.vision.flash and (m.encode_image(files.picture(0, 120, 136)) == before).all()
+    with load("minicpm46") as m:                # behind layer 1, four patches are one
+        looks = m.vision.attention(files.picture(0, 32, 32))
+        assert [looks.seen(i).shape for i in range(3)] == [(8, 8), (8, 8), (4, 4)]
+        np.testing.assert_allclose(looks.seen(2, patch=(3, 3)).sum(), 1, atol=1e-4)
     with load("llava") as m:
         looks = m.vision.attention(files.picture(0, 24, 24))
         assert looks.weights[0].shape == (4, 36, 36) and (looks.weights[0].sum(2) < 1).all()

@@ -20,8 +20,9 @@ from helpers import tiny_model, vision_files
 
 from ggjit.models import load_gguf, load_model, save_gguf, smollm2_path
 from ggjit.models.networks.load import EMBEDDED
-from ggjit.ops.core.errors import MissingExtra, OutOfMemory
+from ggjit.ops.core.errors import MissingExtra, OutOfMemory, ParamError
 from ggjit.tools.command.main import main
+from ggjit.tools.serve import forms
 from ggjit.tools.serve.answers import ChatForm
 from ggjit.tools.serve.service import Service, plan_cells
 
@@ -106,6 +107,24 @@ def test_pictures_come_as_data_and_paths_stay_on_the_server(shared, tmp_path):
                 assert "data: addresses" in got["error"]["message"]
             got = ask(client, 400, path="/v1/chat/completions", **said("data:image/png;base64,AAAA"))
             assert "no picture" in got["error"]["message"]
+            hidden = said(url)
+            hidden["messages"][0]["content"][0]["image"] = "/etc/passwd"        # another key is not looked at
+            assert ask(client, path="/v1/chat/completions", **hidden)["choices"][0]["message"]["content"] == want
+
+
+def test_sounds_come_as_base64():
+    def read(**part):
+        content = [{"type": "input_audio", **part}, {"type": "text", "text": "What?"}]
+        return forms.messages_of({"messages": [{"role": "user", "content": content}]}, ["input_audio"])
+    part = {"data": "AAAA", "format": "wav"}
+    assert read(input_audio=part)[0]["content"][0]["input_audio"] == part
+    for wrong in ({"input_audio": "/etc/passwd"}, {"input_audio": {"path": "/etc/passwd"}}, {"audio": "/etc/passwd"}):
+        with pytest.raises(ParamError, match="sounds are sent as base64"):
+            read(**wrong)
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    with pytest.raises(ParamError, match="'image_url'; this model reads text, input_audio"):
+        forms.messages_of({"messages": [{"role": "user", "content": [
+            picture, {"type": "input_audio", "input_audio": part}]}]}, ["input_audio"])
 
 
 # ---------------------------------------------------------------- answers

@@ -166,7 +166,9 @@ def _message(i, m, senses):
 def _check_part(i, p, senses):
     """Pictures and sounds come as bytes: a path would be a file of the server's machine."""
     kind = p.get("type") if isinstance(p, dict) else None
-    held = p.get(kind) if kind in senses else None
+    if kind != "text" and kind not in senses:
+        raise ParamError(f"messages[{i}] has a part of type {kind!r}; this model reads text, {', '.join(senses)}")
+    held = p.get(kind)
     if kind == "image_url":
         held = held.get("url") if isinstance(held, dict) else held
         if not str(held).startswith("data:"):
@@ -175,8 +177,6 @@ def _check_part(i, p, senses):
     elif kind == "input_audio" and not (isinstance(held, dict) and isinstance(held.get("data"), str)):
         raise ParamError(f"messages[{i}]: sounds are sent as base64, "
                          f'{{"type": "input_audio", "input_audio": {{"data": "...", "format": "wav"}}}}')
-    if kind != "text" and kind not in senses:
-        raise ParamError(f"messages[{i}] has a part of type {kind!r}; this model reads text, {', '.join(senses)}")
 
 
 # ---------------------------------------------------------------- tools

@@ -39,6 +39,7 @@ COUNTED = "tokenizer", "code", PROCESS          # terms that are measured, not c
 # of code: what any model's kernels and modules take; objects and rows of a plan, per node of the first and of each;
 # and what loading leaves free on the heap, where the first plans lie.  Measured, within 3 MB, on the models of a test.
 KERNELS_NBYTES, FIRST_NODE_NBYTES, NODE_NBYTES, FREE_NBYTES = 5 << 20, 2500, 1250, 9 << 19
+PACKING_NBYTES = 3 << 20        # what packing weights leaves free on the heap besides, and mapping packed ones does not
 HOST, MAPPED = "host", "mapped"
 HEAD = ("", "anonymous", "of files", "size", "")
 
@@ -283,7 +284,7 @@ def expected(m, graph, arenas, work_nbytes, n_logits, before):
             host("kernel work", work_nbytes),
             host("inputs", sum(a.nbytes for a in unique_memory(
                 b._arena for b in inputs.values() if b._arena is not None))),
-            host("code", code_nbytes(len(graph), m.n_plans)),
+            host("code", code_nbytes(len(graph), m.n_plans) + PACKING_NBYTES * weights.maps_layout),
             host("logits", n_logits * m.n_vocab * F32.nbytes, "while the caller uses them"),
             MemoryTerm("tokenizer", anonymous + of_file, anonymous, of_file), process_term(before)]
 

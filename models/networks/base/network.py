@@ -41,7 +41,7 @@ from ggjit.models.networks.inside.hooks import Hooks
 from ggjit.models.networks.placement.device_map import DeviceMap
 from ggjit.models.networks.placement.layout import repacked
 from ggjit.models.networks.placement.offload import choose_backends, offload, scheduler_of
-from ggjit.ops.core.errors import ModelError, NotSupported, ParamError, StaleHandle, TypeMismatch
+from ggjit.ops.core.errors import ModelError, NoSuchAttribute, NotSupported, ParamError, StaleHandle, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.record import OP
@@ -211,7 +211,7 @@ class Network:
         def __getattr__(self, name):
             """An AttributeError with a hint; called for names that a network lacks."""
             hint = "" if name.startswith("_") else of_a_model(self, name)
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
+            raise NoSuchAttribute(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __call__(self, prompt, **options):
         """`m("a text")` is what the model is for: `m.generate(text, ...)`, or `m.embed([text])` of an encoder.

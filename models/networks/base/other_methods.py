@@ -22,7 +22,10 @@ OF_MODELS = {
     **dict.fromkeys(("peak", "memory", "measure", "memory_footprint"), "gg.measure(m)"),
     "plan": "gg.explore(m)", **dict.fromkeys(("save", "save_pretrained"), "m.save_state(path) for the text so far"),
     **dict.fromkeys(("close", "unload"), "m.free()"), "stats": "m.generate(prompt).stats",
-    "vocab": "m.tokenizer", "n_params": "m at the end of a cell",
+    "vocab": "m.tokenizer",
+    **dict.fromkeys(("n_params", "n_layer", "n_layers", "num_layers", "n_embd", "d_model", "hidden_size", "n_head",
+                     "n_vocab", "vocab_size"), "m.description, or m at the end of a cell"),
+    **dict.fromkeys(("keys", "values", "past_key_values", "kv_cache"), "m.kv(layer)"),
     "cache": "m.kv(layer)", "saliency": "m.attribution(text).saliency", "gradients": "m.attribution(text)",
 }
 

@@ -19,11 +19,13 @@ from ggjit.models.core.checks import integer
 from ggjit.models.networks.inside.hooks import layer_of
 from ggjit.models.networks.parts import decoder_graph
 from ggjit.ops.core.errors import GgjitError, NotSupported, ParamError, extra
+from ggjit.ops.core.printable import printable
 from ggjit.tensors.context import Context
 
 LENS_TOKENS = 64                # hidden states that pass the output matrix at a time
 MOST_LABELS = 48                # tokens that are written beside a picture
 MOST_TILE_LABELS = 80           # ... beside several pictures side by side
+INCHES = 6                      # width of such a picture
 
 
 def labels_of(network, ids):
@@ -40,7 +42,7 @@ def _visible(token):
 
 
 def _shown_word(token):
-    return token.replace("\n", "\u21b5").replace(" ", "\u00b7")
+    return printable(token.replace("\n", "\u21b5").replace(" ", "\u00b7"))
 
 
 def axes_of(axes, width, height):
@@ -50,8 +52,9 @@ def axes_of(axes, width, height):
 def label_tiles(axis, tokens, n):
     """The tokens along an axis of n tiles, one behind the other with a gap of one."""
     step = len(tokens) + 1
+    room = INCHES * 72 / (step * n)
     axis.set_ticks([k * step + i for k in range(n) for i in range(len(tokens))],
-                   [_visible(t) for t in tokens] * n, fontsize=5)
+                   [_visible(t) for t in tokens] * n, fontsize=min(8, max(5, 0.6 * room)))
     axis.set_tick_params(length=0, pad=1)
 
 
@@ -83,7 +86,7 @@ class AttentionMaps(PlotRepr):
         for k, a in enumerate(maps.values()):
             y, x = k // across * (n + 1), k % across * (n + 1)
             tiles[y:y + n, x:x + n] = a / (a.max() or 1)
-        axes = axes_of(axes, 6, 6 * down / across)
+        axes = axes_of(axes, INCHES, INCHES * down / across)
         axes.imshow(tiles, cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
         axes.set_title(title)
         if len(maps) == 1:

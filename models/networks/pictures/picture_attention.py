@@ -4,6 +4,7 @@
     looks.plot(layer=3, patch=(5, 7))           # where the patch in row 5, column 7 looks, bright
 """
 import dataclasses
+import math
 
 import numpy as np
 
@@ -27,6 +28,12 @@ class PictureAttention(PlotRepr):
         """(rows, columns) of patches."""
         return tuple(n // self.patch_size for n in self.field.shape[:2])
 
+    def grid_of(self, layer):
+        """(rows, columns) of a layer's patches: in some networks several become one on the way."""
+        rows, columns = self.grid
+        side = math.isqrt(rows * columns // self.weights[layer].shape[-1])
+        return rows // side, columns // side
+
     def seen(self, layer, head=None, patch=None):
         """float32 (rows, columns): how much of its attention a patch, (row, column), gives to each.  Without a head,
         the mean of all; without a patch, the mean of all.
@@ -37,14 +44,14 @@ class PictureAttention(PlotRepr):
         """
         if layer not in self.weights:
             raise ParamError(f"layer {layer!r} is none of {', '.join(map(str, self.weights))}")
-        w, (rows, columns) = self.weights[layer], self.grid
+        w, (rows, columns) = self.weights[layer], self.grid_of(layer)
         w = w.mean(0) if head is None else w[integer("head", head, 0, len(w) - 1)]
         if patch is None:
-            return w.mean(0).reshape(self.grid)
+            return w.mean(0).reshape(rows, columns)
         if not isinstance(patch, tuple | list) or len(patch) != 2:
             raise ParamError(f"patch is (row, column), got {patch!r}")
         row, column = (integer(what, at, 0, n - 1) for what, at, n in zip(("the patch's row", "the patch's column"),
-                                                                         patch, self.grid, strict=True))
+                                                                         patch, (rows, columns), strict=True))
         return w[row * columns + column].reshape(rows, columns)
 
     def plot(self, layer=None, head=None, patch=None, axes=None):
@@ -97,6 +104,8 @@ def attention_of(vision, seen, k):
 
 def _by_rows(vision, w, columns, rows):
     """(n_head, n, n) of the patches alone, row by row."""
+    if not vision.has_class and w.shape[-1] != columns * rows:      # squares of patches, row by row
+        return w
     if vision.has_class:
         w = w[:, :-1, :-1] if vision.family.class_last else w[:, 1:, 1:]
     back = np.argsort(vision.family.order(vision, columns, rows))

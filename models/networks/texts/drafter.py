@@ -32,6 +32,9 @@ class Drafter(Network):
         if ids.min() < 0 or ids.max() >= max(self.n_vocab, 1):
             raise ModelError(f"{self.file.path}: d2t holds ids from {ids.min()} to {ids.max()}, the vocabulary has "
                              f"{self.n_vocab}; convert the model again")
+        if not 0 <= getattr(self.net, "mask_id", 0) < max(self.n_vocab, 1):
+            raise ModelError(f"{self.file.path}: tokenizer.ggml.mask_token_id = {self.net.mask_id}, the vocabulary has "
+                             f"{self.n_vocab} tokens; convert the model again")
         self._targets = weakref.WeakSet()
 
     def _n_words(self):
@@ -61,10 +64,14 @@ class Drafter(Network):
             raise ParamError(f"{path} has no embeddings of its own, and vectors of {self.n_embd} numbers; those of "
                              f"{m.file.path} have {m.n_embd}")
 
-    def logits(self, ids):
+    @property
+    def description(self):
+        return self.net
+
+    def _alone(self, *args, **options):
         raise NotSupported(f"{self.file.path} guesses for another model: m.generate(prompt, speculative=this)")
 
-    hidden = generate = logits
+    logits = hidden = generate = chat = embed = graph = as_graph = largest_graph = _alone
 
     def free(self):
         for m in list(getattr(self, "_targets", ())):

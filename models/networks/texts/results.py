@@ -17,6 +17,9 @@ class KeysValues(NamedTuple):
     values: np.ndarray
     first: int
 
+    def __repr__(self):
+        return f"<KeysValues of {self.keys.shape[1]} tokens from {self.first} on: .keys, .values {self.keys.shape}>"
+
 
 def _by_head(leaf, rows, n_head):
     """Rows of a cache as (n_head, n_rows, d_head)."""

@@ -1,7 +1,8 @@
 """Texts that a decoder writes and scores.  Functions of `self` are methods of Decoder."""
+from ggjit.core.arguments import lists_options
 from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.text import chat_template
-from ggjit.models.text.generation import Generation
+from ggjit.models.text.generation import GENERATION_OPTIONS, Generation
 from ggjit.models.text.generations import Generations, is_many
 from ggjit.models.text.infill import infill_ids
 from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
@@ -10,6 +11,7 @@ from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 
 
+@lists_options(GENERATION_OPTIONS)
 @takes_other_names(GENERATION)
 def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, images=(), audio=(), **options):
     """Iterator over pieces of text that continue `prompt`; `.stats` afterwards, with "stop_reason".
@@ -106,6 +108,7 @@ def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template
     return prompt._replace(ids=ids if ids[:1] == bos else bos + ids)
 
 
+@lists_options(GENERATION_OPTIONS)
 @takes_other_names(GENERATION)
 def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
     """Iterator over the pieces of the answer to a conversation, as `generate` gives them.

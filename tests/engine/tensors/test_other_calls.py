@@ -181,3 +181,40 @@ def test_own_ops_of_wrong_arity(t):
             gg.map_custom1(t, fun)
     assert values(gg.map_custom1(t, lambda dst, a, ith, nth: dst.__setitem__(..., a))).shape == (2, 3)
     gg.map_custom1(t, lambda *every: None)
+
+
+@pytest.fixture
+def square():
+    return gg.tensor(np.ones((4, 4), np.float32))
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda t: gg.add(t, 1), r"not int: t \+ 1 .* called as gg.add\(a, b\)"),
+    (lambda t: gg.mul_mat(np.ones((4, 4)), t), r"gg.tensor\(values\) makes one"),
+    (lambda t: gg.rms_norm(t), r"called as gg.rms_norm\(a, eps\)"),
+    (lambda t: gg.from_numpy(np.ones(3, np.float32)), r"gg.tensor\(array\)"),
+    (lambda t: 2 ** t, r"gg.exp\(t \* math.log\(2\)\)"),
+    (lambda t: gg.compute(t + 1, n_threads=2), r"called as compute\("),
+    (lambda t: gg.ggml_add(t, t), r"no prefix here: gg.add"),
+    (lambda t: gg.ggml_init(), r"gg.Context\(\)"),
+    (lambda t: t.half(), r"gg.cast\(t, \"F16\"\)"),
+    (lambda t: gg.tensor(np.arange(3)) + 1, r"values.astype\(np.float32\)"),
+    (lambda t: gg.get_rows(t, gg.tensor(np.arange(3))), r"values.astype\(np.int32\)"),
+    (lambda t: gg.map_custom1(t, lambda a: a), r"def op\(dst, a, ith, nth\)"),
+    (lambda t: gg.cast(t, list), "must be a tensor type")])
+def test_errors_say_what_to_write(square, call, said):
+    with pytest.raises((gg.GgjitError, AttributeError), match=said):
+        call(square)
+
+
+def test_a_name_that_there_is_not_is_a_typed_error(square):
+    """So a notebook shows the user's line alone."""
+    for x in (gg, square, gg.Graph(square + 1)):
+        with pytest.raises(gg.NoSuchAttribute, match="has no attribute 'backward'"):
+            _ = x.backward
+        assert not hasattr(x, "backward")
+
+
+def test_types_by_their_numpy_names(square):
+    assert gg.cast(square, np.float16).type is gg.F16 and gg.cast(square, np.dtype("f4")).type is gg.F32
+    assert gg.cast(square, "bfloat16").type is gg.BF16
