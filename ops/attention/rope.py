@@ -33,6 +33,7 @@ from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.split import MIRRORED
 from ggjit.ops.core.types import F16, F32, I32, Tensor
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import copy_bytes, ld_i32
 from ggjit.ops.native.node import (
@@ -71,6 +72,8 @@ def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_
     require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
     if n_dims < 2 or n_dims % 2 or n_dims > a.ne[0] or (mode == ra.VISION and 2 * n_dims != a.ne[0]):
         raise ParamError(f"{name}: n_dims must be even, 2 to ne0 = {a.ne[0]} (vision: ne0 / 2), got {n_dims}")
+    if not is_whole(n_ctx_orig, 0, (1 << 31) - 1):
+        raise ParamError(f"{name}: n_ctx_orig is a number of tokens, 0 or more, got {n_ctx_orig!r}")
     if not 0 <= n_offs <= a.ne[0] - n_dims * (2 if mode == ra.VISION else 1):
         raise ParamError(f"{name}: n_offs {n_offs} + n_dims {n_dims} do not fit a head of {a.ne[0]}")
     sections = tuple(whole(name, "a section", n) for n in sections)
@@ -232,7 +235,8 @@ def reference(t, a, pos, factors=None):
         low, high = _corr_dims(n_dims, n_ctx_orig, base, fast, slow)
         mix = (1 - np.clip((i - low) / max(0.001, high - low), 0, 1)) * ext
         angle = angle * (1 - mix) + theta * mix
-        magnitude *= 1 + 0.1 * math.log(1 / freq_scale)
+        with np.errstate(divide="ignore", invalid="ignore"):         # NaN below zero, as in C
+            magnitude *= 1 - 0.1 * np.log(np.float64(freq_scale))
     c, s = (f(angle)[None, :, None, :] * magnitude for f in (np.cos, np.sin))
     s = -s if t.op == OP.ROPE_BACK else s
     first = n_offs + (2 * i if mode == ra.NORMAL else i)

@@ -69,3 +69,11 @@ def test_strided_small_operands_are_refused():
         with pytest.raises(gg.ShapeError, match="cont"):
             make()
     np.testing.assert_allclose(gg.compute(gg.rope(x, gg.cont(ids), 16, 0)).shape, (4, 2, 16))
+
+
+@pytest.mark.parametrize("n_ctx_orig", [-1, -np.inf, 1.5])
+def test_a_context_is_a_number_of_tokens(n_ctx_orig):
+    with gg.Context() as ctx:
+        a, ids = ctx.new_tensor(gg.F32, (64, 2, 3)), ctx.new_tensor(gg.I32, (3,))
+        with pytest.raises(gg.ParamError, match="rope: n_ctx_orig is a number of tokens, 0 or more"):
+            gg.rope_ext(a, ids, None, 64, 0, n_ctx_orig, 1e4, 1.0, 1.0, 1.0, 32.0, 1.0)
