@@ -227,10 +227,10 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
 
 
 @oom_guard("rematerialize")
-def within(graph, budget, target):
+def within(graph, budget, target, cut=True):
     """(graph of `rematerialize`, its peak), or (None, the fewest bytes that were reached): no error, which would look
     for a remedy."""
-    new, least = _fitting(_units(graph, target, None), budget, True)
+    new, least = _fitting(_units(graph, target, None), budget, cut)
     return new, (new or least).peak
 
 

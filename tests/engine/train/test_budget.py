@@ -91,8 +91,8 @@ def test_rows_are_cut_where_whole_nodes_do_not_fit(monkeypatch):
     from ggjit.train import training
     net = Net(wide, 1024)
     cut = net.least()
-    whole = training.rematerialize
-    monkeypatch.setattr(training, "rematerialize", lambda *args: whole(*args, cut=False))
+    whole = training.within
+    monkeypatch.setattr(training, "within", lambda *args: whole(*args, cut=False))
     assert cut < 0.5 * net.least()
 
 
