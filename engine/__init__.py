@@ -26,6 +26,7 @@ Importing it reads settings and nothing else; Numba and the kernels come with th
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
+import gc as _gc
 from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 
@@ -52,12 +53,23 @@ def __getattr__(name):
         return [n for n in __dir__() if not n.startswith("__") and n not in _LATER]
     if not name.startswith("__"):
         if "Tensor" not in globals():
-            names = vars(_import_module("ggjit.names"))
+            names = _all_names()
             globals().update({n: x for n, x in names.items() if not n.startswith("_")})     # at once, for other threads
         if name in globals():
             return globals()[name]
     hint = "" if name.startswith("_") else _import_module("ggjit.core.other_names").of_the_module(name, __dir__())
     raise _errors.NoSuchAttribute(f"module 'ggjit' has no attribute {name!r}{hint}")
+
+
+def _all_names():
+    """All names of the API.  Meanwhile the garbage collector looks at young objects alone: among all those of Numba it
+    would find nothing, and take a quarter of the time."""
+    young, middle, old = _gc.get_threshold()
+    _gc.set_threshold(young, middle, 1 << 20)
+    try:
+        return vars(_import_module("ggjit.names"))
+    finally:
+        _gc.set_threshold(young, middle, old)
 
 
 def __dir__():
