@@ -13,7 +13,6 @@ from ggjit.tools.command.kernel_pack import export
 
 EXAMPLES = (("ggjit cache list", "kernels and repacked weights that are kept; every file may be removed"),
             ("ggjit cache export kernels.pack -m m.gguf", "the kernels of a model, compiled if they are not there"),
-            ("ggjit cache export kernels.pack", "all there are"),
             ("ggjit cache import kernels.pack", "on a processor of the same level: nothing is compiled there"))
 
 
