@@ -23,7 +23,7 @@ class _Use:
     def __init__(self, part, n_tasks, where, updating):
         self.alone, self.of_user = n_tasks == 1, hasattr(part.kernel, "code")
         self.one_column = part.t.op is OP.MUL_MAT and part.t.ne[1:] == (1, 1, 1)
-        self.work_nbytes = -(-part.kernel.work_nbytes // LINE) * LINE
+        self.work_nbytes = _whole_lines(part.kernel.work_nbytes)
         written = [*part.stored, *(part.t.src[j] for j in updating.get(part.t.op, ()))]
         self.writes = [_lines(t, where) for t in written]
         self.reads = [_lines(t, where) for t in part.reads if t is not None]
@@ -65,7 +65,7 @@ def phases(parts, where, tasks, work_nbytes):
     where(t) -> (buffer, offset).  tasks: threads of each part.  work_nbytes: the most that a part takes.
     """
     meet, begins, phase = [True] * len(parts), [], _Phase()
-    most, updating = max(work_nbytes, LEAST_WORK_NBYTES), ops_with("updates")
+    most, updating = max(_whole_lines(work_nbytes), LEAST_WORK_NBYTES), ops_with("updates")
     for i, (part, n) in enumerate(zip(parts, tasks, strict=True)):
         use = _Use(part, n, where, updating)
         begin = phase.add(use, most)
@@ -76,6 +76,10 @@ def phases(parts, where, tasks, work_nbytes):
             meet[i - 1] = False
         begins.append(begin)
     return meet, begins
+
+
+def _whole_lines(nbytes):
+    return -(-nbytes // LINE) * LINE
 
 
 def _lines(t, where):

@@ -170,7 +170,7 @@ def test_errors_of_a_users_callback_come_out_as_they_are(x):
 @pytest.mark.parametrize("text,call", [
     (r"add\(tensor F32 .*, None\)", lambda a: gg.add(a, None)),
     (r"soft_max\(<ndarray>\): a tensor is expected, not ndarray", lambda a: gg.soft_max(np.zeros(3))),
-    (r"cast: type must be a tensor type such as gg.Q8_0 .*float16", lambda a: gg.cast(a, np.float16)),
+    ("cast: type: no tensor type 'complex64'", lambda a: gg.cast(a, np.complex64)),
     (r"mul_mat\('x', ", lambda a: gg.mul_mat("x", a)), (r"mul_mat\(1, ", lambda a: gg.mul_mat(1, a)),
     (r"silu\(5\)", lambda a: gg.silu(5)), (r"scale\(.*, 'x'\)", lambda a: gg.scale(a, "x")),
     (r"scale\(.*, None\)", lambda a: gg.scale(a, None)), (r"scale\(.*, 10+\.\.\.\)", lambda a: gg.scale(a, 10**400)),

@@ -10,6 +10,7 @@ import ggjit as gg
 from benchmarks import core_traffic
 from ggjit.core.buffer import place
 from ggjit.cpu import sharing
+from ggjit.cpu.phases import LEAST_WORK_NBYTES
 from ggjit.ops.core.record import N_WORK, N_WORK_SIZE
 
 CPU = gg.init_backend("CPU")
@@ -103,3 +104,14 @@ def test_tensors_that_move():
         plan.compute()
     assert plan._meet == [True, True] and (plan.numpy(second) != before).all()
     np.testing.assert_allclose(plan.numpy(second), w.numpy() @ plan.numpy(first), rtol=1e-3, atol=1e-3)
+
+
+def test_work_memory_of_any_size():
+    """A node's own is larger than phases take, and no whole number of cache lines."""
+    x = gg.from_numpy(gg.Context(), np.random.default_rng().random((3, 33333), np.float32))
+    y = gg.top_k(x, 100)
+    plan = plan_of(gg.Graph(y), 2)
+    assert plan.work_nbytes == max(k.work_nbytes for k in plan.kernels) > LEAST_WORK_NBYTES
+    plan.compute()
+    found = np.take_along_axis(x.numpy(), y.numpy(), -1)
+    np.testing.assert_array_equal(np.sort(found), np.sort(x.numpy())[..., -100:])

@@ -43,6 +43,7 @@ def test_handles_on_rows_that_were_given_back():
 
 
 def test_strays_that_died_are_forgotten_though_a_younger_one_lives():
+    others = [t for ref in TABLE._strays if (t := ref()) is not None]      # of other tests, which stay alive
     last = None
     for _ in range(50):
         ctx = gg.Context()
@@ -50,6 +51,6 @@ def test_strays_that_died_are_forgotten_though_a_younger_one_lives():
         ctx.free()
         assert len(gg.Graph(gg.sqr(gg.Context().new_tensor(gg.F32, (4,))))) == 1
         del dead
-    assert TABLE.has_strays() and len(TABLE._strays) < 50
+    assert TABLE.has_strays() and len(TABLE._strays) < 50 + len(others)
     del last
-    assert not TABLE.has_strays()
+    assert TABLE.has_strays() == (len(others) > 0)
