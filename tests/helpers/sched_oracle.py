@@ -36,6 +36,8 @@ class World:
         n = len(job["reads"])
         self.n, self.number, self.tensor = n, {}, {}
         words = 12
+        usable = C.CDLL(None).malloc_usable_size        # of the C library: bytes of the struct that may be read
+        usable.argtypes, usable.restype = [VP], C.c_size_t
         self.bufts = []
         is_host = f("ggml_backend_buft_is_host", C.c_bool, VP)
         for k in range(n):
@@ -56,7 +58,8 @@ class World:
                 self.keep.append(fn)
             self.devices.append(d)
             size = 32
-            backend = (VP * size).from_buffer_copy((VP * size).from_address(self.cpu))
+            backend = (VP * size)()
+            C.memmove(backend, self.cpu, min(C.sizeof(backend), usable(self.cpu)))
             for at in range(size):
                 if backend[at] == device:
                     backend[at] = C.addressof(d)
