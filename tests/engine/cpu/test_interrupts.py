@@ -22,12 +22,15 @@ def planned(n_rows):
     gg.GraphAllocator(backend).alloc_graph(graph)
     return backend.graph_plan_create(graph), y, ctx
 
-def interrupted(work, seconds):
+def repeated(work, seconds):
     end = time.monotonic() + 1                  # an interrupt inside a finalizer is lost
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(*seconds))
+    while time.monotonic() < end:
+        work()
+
+def interrupted(work, seconds):
     try:
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(*seconds))
-        while time.monotonic() < end:
-            work()
+        repeated(work, seconds)     # Python 3.13: no try block of its own function holds the jumps of a loop
     except KeyboardInterrupt:
         return
 
