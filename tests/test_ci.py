@@ -2,6 +2,7 @@
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def test_fails_at_its_end(teardown):
 
 @pytest.mark.parametrize("n", [0, 2])
 def test_a_second_run_runs_what_did_not_pass(tmp_path, n):
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\ntestpaths = .\npythonpath = {TESTS}\n", encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\ntestpaths = .\n"
+                                             f"pythonpath = {shlex.quote(str(TESTS))}\n", encoding="utf-8")
     (tmp_path / "conftest.py").write_text("pytest_plugins = ['helpers.passed']\n")
     (tmp_path / "test_it.py").write_text(TWO_RUNS, encoding="utf-8")
     (tmp_path / "test_more.py").write_text("import os, pytest\nif not os.environ.get('MORE'):\n"

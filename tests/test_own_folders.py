@@ -1,6 +1,7 @@
 """A run of the tests leaves the user's home and cache as they were; if not, it fails and says where."""
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -38,7 +39,8 @@ def project(tmp_path):
 
     def make(bad):
         (tmp_path / "tests").mkdir()
-        (tmp_path / "pytest.ini").write_text(f"[pytest]\ntestpaths = tests\npythonpath = {TESTS}\n", encoding="utf-8")
+        (tmp_path / "pytest.ini").write_text(f"[pytest]\ntestpaths = tests\n"
+                                                 f"pythonpath = {shlex.quote(str(TESTS))}\n", encoding="utf-8")
         (tmp_path / "tests" / "conftest.py").write_text("pytest_plugins = ['helpers.own_folders']\n")
         (tmp_path / "tests" / "test_it.py").write_text(TESTS_OF_A_PROJECT.format(home=str(home), bad=str(home / bad)),
                                                        encoding="utf-8")

@@ -36,7 +36,8 @@ def installed(request, tmp_path_factory):
     venv = checkout / ".venv"
     run(sys.executable, "-m", "venv", "--without-pip", venv)
     site, = (venv / "lib").glob("python*/site-packages")
-    (site / "others.pth").write_text("\n".join(p for p in sys.path if p.endswith("-packages")), encoding="utf-8")
+    (site / "others.pth").write_text("".join(f"import sys; sys.path.append({p!a})\n" for p in sys.path
+                                              if p.endswith("-packages")))     # ASCII, which every locale reads
     run(sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--quiet", "--no-deps",
         "--no-build-isolation", "-e", checkout)
     return checkout, venv / "bin" / "python"

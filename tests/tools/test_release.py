@@ -85,7 +85,8 @@ def test_the_wheel_runs_without_the_checkout(wheel, tmp_path):
     run(sys.executable, "-m", "venv", "--without-pip", venv)
     site, = (venv / "lib").glob("python*/site-packages")
     run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel)
-    (site / "others.pth").write_text("\n".join(p for p in sys.path if p.endswith("-packages")))
+    (site / "others.pth").write_text("".join(f"import sys; sys.path.append({p!a})\n" for p in sys.path
+                                              if p.endswith("-packages")))     # ASCII, which every locale reads
     out = run(venv / "bin" / "python", "-c", PROGRAM, cwd=tmp_path, env={
         k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
     assert out.startswith(f"{gg.__version__} 2.0") and "ops/reductions" in out

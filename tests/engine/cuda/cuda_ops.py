@@ -254,7 +254,8 @@ def test_the_benchmark_measures_everything_as_small_as_it_goes(gpu, monkeypatch)
 
 def program(folder, name, text):
     path = folder / name
-    path.write_text(f"#!{sys.executable}\n{text}")
+    # a shell reads the first two lines, Python a string: no path with spaces goes behind #!
+    path.write_text(f"""#!/bin/sh\n'''exec' '{sys.executable}' "$0" "$@"\n' '''\n{text}""")
     path.chmod(0o755)
     return str(path)
 
