@@ -43,7 +43,7 @@ class Graph(HtmlRepr):
     search = {}                         # and how it searches: capacity, node_limit of PlanOptions  # noqa: RUF012
     visited = False                     # nodes and leafs as `visit` finds them from the outputs?
     placed = False                      # True for what a scheduler hands to a backend (engine/graphs/placed.py)
-    is_read = True                      # False for parts of another graph, whose results nobody asks its nodes for
+    is_read = True                      # False for parts of another graph: their nodes' results are not read
 
     @typed_call
     def __init__(self, *outputs, order="graph"):

@@ -94,7 +94,7 @@ def _decoded(data, what):
 def _sound(part):
     """The Heard of a part of a message."""
     found = part.get(part["type"])
-    if part["type"] == "input_audio":           # bytes alone: a path would be one of whoever computes
+    if part["type"] == "input_audio":           # bytes only: a path would name a file of the server
         found = _decoded(found.get("data") if isinstance(found, dict) else found, "the data of input_audio")
     if found is None or (isinstance(found, str) and found.startswith(("http://", "https://"))):
         raise ParamError(f"a part of a message has no sound here: {{\"type\": \"audio\", \"audio\": path or samples}}, "

@@ -105,7 +105,7 @@ class Speculation:
         self.guesser, self.width, self.widest = guesser, FIRST_WIDTH, WIDTHS[-1]
         self.n_drafted = self.n_accepted = 0
         self.is_on, self._plain, self._balance, self._open = True, [], 0.0, None
-        if hasattr(guesser, "users"):           # it keeps what it needs only while somebody guesses
+        if hasattr(guesser, "users"):           # the decoder keeps states for it only while a Speculation is on
             guesser.users.add(self)
 
     def narrowed(self, guesses):

@@ -18,7 +18,7 @@ from ggjit.cpu.device import CPU
 from ggjit.ops.core.record import OP
 
 HOST = CPU.buffer_type()
-LATE = 2e-2                     # seconds: long enough to be overtaken by whoever does not wait
+LATE = 2e-2                     # seconds: longer than a stream that does not wait takes
 
 
 def doubling(x, cache):
