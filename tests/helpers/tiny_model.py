@@ -3,6 +3,7 @@ import gguf
 import numpy as np
 
 import ggjit as gg
+from ggjit.models import load_model
 
 DIM, HEADS, KV_HEADS, FF, VOCAB, LAYERS, CTX = 64, 4, 2, 96, 48, 2, 64
 SHAPES = {"token_embd.weight": (VOCAB, DIM), "output_norm.weight": (DIM,)}
@@ -54,3 +55,10 @@ class Words:
 
     def flush(self):
         return ""
+
+
+def loaded(path, **options):
+    """A model of a small file, whose tokens are words."""
+    m = load_model(path, **{"n_threads": 1, "reserve": False, "n_ctx": 128, "kv_type": "F32", **options})
+    m._tokenizer = Words()
+    return m

@@ -5,7 +5,7 @@ from helpers import draft_files
 from helpers.llamacpp import computed
 from helpers.requirements import shared
 from helpers.sample import sampled
-from helpers.tiny_model import Words
+from helpers.tiny_model import loaded
 
 import ggjit as gg
 from ggjit.models import load_gguf, load_model, save_gguf
@@ -13,12 +13,6 @@ from ggjit.models.text import speculation
 
 NAMES = sorted(draft_files.FILES)
 ONE_OF_A_KIND = sampled([(name,) for name in NAMES], lambda case: [case[0].partition("-")[0]])
-
-
-def loaded(path, **options):
-    m = load_model(path, **{"n_threads": 1, "reserve": False, "n_ctx": 128, "kv_type": "F32", **options})
-    m._tokenizer = Words()
-    return m
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from helpers import arch_files
 from helpers.requirements import shared
-from helpers.tiny_model import Words
+from helpers.tiny_model import loaded
 
 import ggjit as gg
 from ggjit.models import load_gguf, load_model, save_gguf
@@ -12,12 +12,6 @@ from ggjit.models.networks.parts.guesses import STATES
 from ggjit.models.text import speculation
 
 NAMES = "glm4moe-nextn", "hy_v3-nextn", "deepseek2-nextn"
-
-
-def loaded(path, **options):
-    m = load_model(path, **{"n_threads": 1, "reserve": False, "n_ctx": 128, "kv_type": "F32", **options})
-    m._tokenizer = Words()
-    return m
 
 
 @pytest.fixture
