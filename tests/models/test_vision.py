@@ -225,6 +225,9 @@ def test_attention_over_a_picture(small):
         assert m.vision.flash and (m.encode_image(files.picture(0, 120, 136)) == before).all()
     with load("minicpm46") as m:                # behind layer 1, four patches are one
         looks = m.vision.attention(files.picture(0, 32, 32))
+        pytest.importorskip("matplotlib").use("Agg")
+        frames = [(f.get_xy(), f.get_width()) for f in looks.plot(patch=(7, 5)).patches]
+        assert frames == [((35 * k + 20, 28), 4) for k in (1, 2)] + [((3 * 35 + 16, 24), 8), ((20, 28), 4)]
         assert [looks.seen(i).shape for i in range(3)] == [(8, 8), (8, 8), (4, 4)]
         np.testing.assert_allclose(looks.seen(2, patch=(3, 3)).sum(), 1, atol=1e-4)
     with load("llava") as m:
@@ -272,6 +275,14 @@ def test_memory_of_a_picture_is_announced(small, tmp_path):
     assert main(["peak", str(text), "--mmproj", str(tmp_path / "idefics3.gguf"), "--image", "61x40", "--json"]) == 0
     with pytest.raises(SystemExit):
         main(["peak", str(text), "--mmproj", str(tmp_path / "idefics3.gguf"), "--image", "61"])
+
+
+def test_memory_of_windows_grows_with_the_patches(tmp_path):
+    text = files.write_text(shared("tools"), tmp_path / "text.gguf", "qwen25")
+    vision = files.write("qwen25", tmp_path / "v.gguf")
+    small_one, large = (model_peak(text, 512, vision=vision, image=(side, side)).kinds for side in (128, 512))
+    for kind in ("picture inputs", "picture compute"):
+        assert large[kind] <= 16.5 * small_one[kind]
 
 
 def test_what_does_not_belong_together(small, tmp_path):

@@ -108,7 +108,7 @@ class Vision(Tower):
         g = Scope(field.leaf, n + self.has_class, 0, self.eps, self._flash, None)
         x = gg.set_name(self._embedded(field), "embd")
         for i, block in enumerate(self._blocks):
-            x = family.behind(self, g, self._block(g, x, block, i), field, i)
+            x = family.behind(self, g, self._block(g, x, block, i, family.windows(self, field, i)), field, i)
             if family.takes(i):
                 field.taken[i] = x
         x = x if self._post_norm is None else self.normed(x, self._post_norm)
