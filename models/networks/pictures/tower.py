@@ -106,10 +106,15 @@ class Tower(Network):
         self._pre_norm = self.norm_of(f"{p}.pre_ln", self.n_embd) if f"{p}.pre_ln.weight" in tensors else None
         self._post_norm = self.norm_of(f"{p}.post_ln", self.n_embd) if f"{p}.post_ln.weight" in tensors else None
         self._blocks = [self._load_block(f"{p}.blk.{i}.") for i in range(self.n_layer)]
-        for name in tensors:                    # layers behind the one that is taken; those of the other sense
-            behind = name.startswith(f"{p}.blk.") and int(name.split(".")[2]) >= self.n_layer
-            if behind or (self.file.has_both and name.startswith(SOUND_PARTS) != (p == "a")):
-                self.weights.used.add(name)
+        behind = [n for n in tensors if n.startswith(f"{p}.blk.") and int(n.split(".")[2]) >= self.n_layer]
+        self.weights.used.update(behind)        # layers behind the one that is taken
+        self._leave_other_sense()
+
+    def _leave_other_sense(self):
+        """Tensors of what sees are not wanted of what hears, in a file with both."""
+        if self.file.has_both:
+            self.weights.used.update(name for name in self.file.tensors
+                                     if name.startswith(SOUND_PARTS) != (self.prefix == "a"))
 
     def _load_block(self, at):
         d, tensors, want = self.n_embd, self.file.tensors, self.weights.want
