@@ -101,7 +101,7 @@ def _is_row(t, n):
     return t.type is F32 and rows_contiguous(t) and t.ne == (n, 1, 1, 1)
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """A run of row ops: the tensors it reads, the steps of `chain`, a name for them, and the norm's eps as its bits."""
     reads: tuple
     steps: list
@@ -110,7 +110,7 @@ class Run(NamedTuple):
 
 
 def run_of(nodes, stored=()):
-    """The Run of nodes that read each other, or None."""
+    """The RowRun of nodes that read each other, or None."""
     first, d = nodes[0].src[0], nodes[-1]
     operands = _operands(nodes)
     if operands is None or not all(_fits(t, d) for t in (first, *nodes)):
@@ -126,7 +126,7 @@ def run_of(nodes, stored=()):
         steps.append((function, label, -1 if y is None else next(sources), next(own) if t in stored else -1))
     label = "-".join(label + "-stored" * (place >= 0) for _, label, _, place in steps)
     eps = next((t.op_params[0] for t in nodes if OP(t.op) in NORMS), 0)
-    return Run(reads, steps, label, int(eps))
+    return RowRun(reads, steps, label, int(eps))
 
 
 def fused(nodes, stored, kernels, n_threads):

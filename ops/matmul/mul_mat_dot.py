@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.core.types import F32
-from ggjit.ops.matmul.one_column import OneColumn, Parts
+from ggjit.ops.matmul.one_column import ColumnParts, OneColumn
 from ggjit.ops.native.jit import exact, inline
 from ggjit.ops.native.mem import st_f32
 from ggjit.ops.native.node import (
@@ -224,4 +224,4 @@ def _parts(ta, shape, exact_columns):
     @inline
     def chunk(a, nth, n):
         return chunk_of_rows(ne(a, 1), nth, n * nb(a, 1), n_rows_tile)
-    return Parts(dot_of(ta, exact_columns).prepare, rows, chunk)
+    return ColumnParts(dot_of(ta, exact_columns).prepare, rows, chunk)

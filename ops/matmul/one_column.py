@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-class Parts(NamedTuple):
+class ColumnParts(NamedTuple):
     """Jitted functions of a product.  a: address of the view of the matrix.
 
     prepare   (x, panel, k): k float32 numbers at x as the products read them; None: they are read as they are
@@ -25,7 +25,7 @@ class OneColumn(NamedTuple):
     label         names the code: equal labels must mean equal code
     run           rows of whole tiles; a chunk begins at a multiple of a tile
     panel_nbytes  bytes of the prepared column, whole cache lines
-    make          () -> Parts
+    make          () -> ColumnParts
     """
     label: str
     run: int

@@ -26,7 +26,7 @@ from ggjit.ops.core.traits import module_of
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul import choices, mul_mat_tile
 from ggjit.ops.matmul.interleaved import FORMATS, LANES, unpacked
-from ggjit.ops.matmul.one_column import OneColumn, Parts
+from ggjit.ops.matmul.one_column import ColumnParts, OneColumn
 from ggjit.ops.matmul.repack.lane_tile import column_nbytes, make_prepare, make_tile, make_unpack
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
@@ -268,7 +268,7 @@ def _parts(type, shape):
     @inline
     def chunk(a, nth, n):
         return _chunk_of_groups(ne(a, 1) // ROWS, n * (ne(a, 0) // block) * nbytes, n_groups, nth) * ROWS
-    return Parts(prepare, rows, chunk)
+    return ColumnParts(prepare, rows, chunk)
 
 
 def _tile_product(a, b, format, n_threads):
