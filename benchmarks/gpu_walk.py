@@ -9,7 +9,7 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks.report import Row, Spread
-from ggjit.cuda.walk import Walk
+from ggjit.cuda.walk import PlanWalk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +107,6 @@ def walk_row(make_timer, device, shape, type):
     theirs, ours = rates
     ratio = ours.median / theirs.median
     note = f"{plan._walk.n_waits} waits, {plan._walk.n_blocks} blocks, {ours.median * nbytes / 1e9:,.0f} GB/s" \
-        if isinstance(plan._walk, Walk) else f"captured: {plan.not_walked_because}"
+        if isinstance(plan._walk, PlanWalk) else f"captured: {plan.not_walked_because}"
     return Row(f"token of {shape.name} {type!r}, one kernel", "1 of captured", ours, theirs, ratio, ratio >= 1,
                against="captured", note=note)

@@ -20,7 +20,7 @@ from ggjit.core.buffer import EmptyBuffer
 from ggjit.cuda.driver import CudaError, driver
 from ggjit.cuda.functions import argument_of, function_of
 from ggjit.cuda.libraries import chosen
-from ggjit.cuda.walk import Walk, walk_of
+from ggjit.cuda.walk import PlanWalk, walk_of
 from ggjit.graphs.graph_plan import Plan
 from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_DST, N_SRC, N_WORK, V_ADDR, V_WORDS, WORD
@@ -97,7 +97,7 @@ class CUDAPlan(Plan):
 
     def _rows_written(self, memory):
         self._send_rows()
-        if isinstance(self._walk, Walk):
+        if isinstance(self._walk, PlanWalk):
             self._walk = None                   # the bytes that launches touch are others
         if self._calls_libraries:               # a captured call holds the addresses it was captured with
             _free_graph(self.backend.device, self._graph)

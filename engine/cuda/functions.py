@@ -16,28 +16,34 @@ def function_of(device, launch):
     """The function handle of `launch` on `device`; each kernel is compiled and loaded once."""
     found = device.functions.get(launch.name)
     if found is None:
-        if SIMULATED:           # the Python function itself takes the place of the machine code
-            return _loaded(device, launch.name, launch.make(), b"")
-        from ggjit.ops.cuda.compiler.build import binary
-        built = binary(launch, device.compute_capability)
-        found = _loaded(device, launch.name, built.cubin, built.symbol.encode())
+        found = device.functions[launch.name] = _loaded(device, launch.name, *_image(device, launch))
     return found
+
+
+def _image(device, launch):
+    if SIMULATED:               # the Python function itself takes the place of the machine code
+        return launch.make(), b""
+    from ggjit.ops.cuda.compiler.build import binary
+    built = binary(launch, device.compute_capability)
+    return built.cubin, built.symbol.encode()
 
 
 def walker_of(device, walker):
     """(function handle of a Walker, bytes of shared memory of a team of each body, bytes of a thread's spills)."""
     found = device.functions.get(walker.name)
     if found is None:
-        if SIMULATED:
-            from ggjit.ops.cuda.compiler.simulated import as_body
-            made = walker.make([as_body(*body) for body in walker.bodies()])
-            found = _loaded(device, walker.name, made, b""), (0,) * len(walker.launches), 0
-        else:
-            from ggjit.ops.cuda.compiler.build import walker_binary
-            built = walker_binary(walker, device.compute_capability)
-            found = _loaded(device, walker.name, built.cubin, built.symbol.encode()), built.pieces, built.spill_nbytes
-        device.functions[walker.name] = found
+        image, symbol, *facts = _walker_image(device, walker)
+        found = device.functions[walker.name] = _loaded(device, walker.name, image, symbol), *facts
     return found
+
+
+def _walker_image(device, walker):
+    if SIMULATED:
+        from ggjit.ops.cuda.compiler.simulated import as_body
+        return walker.make([as_body(*body) for body in walker.bodies()]), b"", (0,) * len(walker.launches), 0
+    from ggjit.ops.cuda.compiler.build import walker_binary
+    built = walker_binary(walker, device.compute_capability)
+    return built.cubin, built.symbol.encode(), built.pieces, built.spill_nbytes
 
 
 def _loaded(device, name, image, symbol):
@@ -45,6 +51,5 @@ def _loaded(device, name, image, symbol):
         image.__name__ = name
     device.use()
     module = driver().cuModuleLoadData(image)
-    found = device.functions[name] = driver().cuModuleGetFunction(module, symbol)
     device.modules.append(module)
-    return found
+    return driver().cuModuleGetFunction(module, symbol)

@@ -20,7 +20,7 @@ from ggjit.ops.cuda.native.launch import Launch
 MOST_SPILLED = 64               # bytes of a thread
 
 
-class Walk:
+class PlanWalk:
     """`launch(stream)` submits the plan.  words: the table; n_blocks: of the walker; function: its handle."""
 
     def __init__(self, device, words, counter, function, n_blocks, threads):
@@ -37,7 +37,7 @@ class Walk:
 
 
 def walk_of(plan, left_out):
-    """The Walk of a CUDAPlan, or a text that says why it has none.  left_out: launches whose work is done already."""
+    """The PlanWalk of a CUDAPlan, or a text that says why it has none.  left_out: launches whose work is done."""
     device = plan.backend.device
     if not WALKS:
         return "the compiler of this process makes no walkers; use GGJIT_CUDA_COMPILER=numba-cuda"
@@ -73,4 +73,4 @@ def _made(plan, steps, walker, numbers):
     walk_check.check_table(words, [(x.node, x.launch) for x in steps], plan.rows, plan._row_base, walker, n_blocks)
     clear = np.zeros(walk_table.COUNTER_NBYTES // WORD, np.int64)
     backend.send(counter.base, np.concatenate([clear, words]).view(np.uint8))
-    return Walk(device, words, counter, function, n_blocks, walker.threads)
+    return PlanWalk(device, words, counter, function, n_blocks, walker.threads)

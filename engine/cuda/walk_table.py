@@ -27,7 +27,7 @@ ALONE_ROUNDS = 4                # times all threads of a block, of a launch that
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class WalkStep:
     """A launch on a NODE row: the address of the row, the bytes that it reads and writes, (first, end) each, and those
     of its weights."""
     launch: object
@@ -38,7 +38,7 @@ class Step:
 
 
 def steps(plan, left_out):
-    """The Steps of a CUDAPlan.  left_out: numbers of launches whose work is done already."""
+    """The WalkSteps of a CUDAPlan.  left_out: numbers of launches whose work is done already."""
     found, number, updating = [], 0, ops_with("updates")
 
     def bytes_of(t):
@@ -54,7 +54,7 @@ def steps(plan, left_out):
         for launch in kernel.launches:
             if number not in left_out:
                 writes = (() if launch.leaves else results) + (scratch if launch.work_nbytes else ())
-                found.append(Step(launch, plan._row_base + start * WORD, reads + scratch, writes,
+                found.append(WalkStep(launch, plan._row_base + start * WORD, reads + scratch, writes,
                                   (0, 0) if launch.leaves else weights))
             number += 1
     return found
@@ -66,7 +66,7 @@ def alone(step, threads):
 
 
 def levels(steps, alone):
-    """The level of each Step, an array.  alone: for each, is it one block's?"""
+    """The level of each WalkStep, an array.  alone: for each, is it one block's?"""
     edges = np.unique([x for step in steps for piece in (*step.reads, *step.writes) for x in piece])
     # highest levels of what wrote and what read the bytes from edge to edge: of launches on all blocks, of one block's
     wrote, read = (np.full((2, len(edges)), -1, np.int64) for _ in range(2))

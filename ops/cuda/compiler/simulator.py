@@ -115,10 +115,12 @@ def reads(addr):
     if at is not None and (at[0] is not lane or at[1] is not block) and _unordered(block, *at[1:]):
         _race("reads what", lane, _wrote(*at[:2]))
     if watched[0]:
-        before = read_by.get(addr)
-        if before is not MANY:
-            read_by[addr] = _stamp(block) if before is None or before[0] is block else MANY if before[2] \
-                is not block.whole else (None, 0, block.whole, block.whole.epoch)           # several teams of a block
+        before, stamp = read_by.get(addr), _stamp(block)
+        if before is None or before is not MANY and before[2] is block.whole:
+            others = before is not None and before[0] is not block and before[3] == stamp[3]
+            read_by[addr] = (None, 0, *stamp[2:]) if others else stamp          # None: several teams of a block
+        else:
+            read_by[addr] = MANY
 
 
 def wrote_shared(addr, same):

@@ -12,7 +12,7 @@ import ggjit as gg
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.cuda import walk as walks
 from ggjit.cuda import walk_check, walk_table
-from ggjit.cuda.walk import Walk
+from ggjit.cuda.walk import PlanWalk
 from ggjit.cuda.walk_check import WalkFault, check_table
 from ggjit.models import load_model
 from ggjit.ops.cuda.compiler.simulator import SimulationFault
@@ -36,12 +36,12 @@ def planned(backend, *outputs):
 
 
 def walked(backend, *outputs):
-    """A plan that was walked, and its Walk."""
+    """A plan that was walked, and its PlanWalk."""
     plan = planned(backend, *outputs)
     for _ in range(2):
         plan.compute()
     backend.synchronize()
-    assert isinstance(plan._walk, Walk), plan.not_walked_because
+    assert isinstance(plan._walk, PlanWalk), plan.not_walked_because
     return plan, plan._walk
 
 
@@ -208,7 +208,7 @@ def random_steps(rng, n):
     def pieces(most):
         return tuple((int(a), int(a + rng.integers(1, 9))) for a in rng.integers(0, 60, rng.integers(1, most)))
     launch = Launch("none", None, (1, 1, 1), 32)
-    return [walk_table.Step(launch, 0, pieces(4), pieces(2) or ((0, 1),), (0, 0)) for _ in range(n)]
+    return [walk_table.WalkStep(launch, 0, pieces(4), pieces(2) or ((0, 1),), (0, 0)) for _ in range(n)]
 
 
 def test_levels_are_the_longest_chains():
