@@ -29,7 +29,7 @@ def entry_for(kernel, function, views, n_tasks, memory, raised):
     sources; memory, raised: as CustomKernel has them.  Errors: TypeMismatch for a function that does not compile."""
     kinds = tuple((len(shape), dtype, strides == _packed(shape, dtype)) for shape, dtype, strides in views)
     free = vars(function).setdefault(_ENTRIES, {}).setdefault((kinds, n_tasks, custom_is_checked()), [])
-    entry = free.pop() if free else _Entry(function, kinds, n_tasks)
+    entry = free.pop() if free else _JitEntry(function, kinds, n_tasks)
     entry.trial = JitTrial(function, views, memory, raised, entry.flag)
     weakref.finalize(kernel, _give_back, entry, free).atexit = False
     return entry
@@ -40,7 +40,7 @@ def _give_back(entry, free):
     free.append(entry)
 
 
-class _Entry:
+class _JitEntry:
     """address: of the compiled kernel; flag[0]: 1 when nothing is to be tried."""
 
     def __init__(self, function, kinds, n_tasks):

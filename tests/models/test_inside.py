@@ -380,7 +380,7 @@ def test_attention_and_its_pictures(model, path):
 
 def test_results_are_reached_as_arrays(model):
     states, maps, why = model.hidden_states(IDS), model.attention(IDS), model.attribution(IDS)
-    assert states.shape == states.values.shape and len(states) == model.description.n_layer + 1
+    assert states.shape == states.values.shape and len(states) == model.n_layer + 1
     np.testing.assert_array_equal(states[-1], states.values[-1])
     np.testing.assert_array_equal(np.asarray(states, np.float64), states.values.astype(np.float64))
     np.testing.assert_array_equal(np.asarray(why), why.scores)

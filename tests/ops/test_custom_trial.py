@@ -72,11 +72,11 @@ def test_what_is_left_unwritten_is_told_and_is_nan_in_every_run(cpu, jitted):
     assert [(w.filename, w.lineno) for w in told] == [(__file__, half.__code__.co_firstlineno)]     # once
 
 
-def test_a_function_that_returns_instead_of_writing(cpu):
+def test_a_function_that_returns_instead_of_writing():
     def doubled(dst, a, ith, nth):
         return 2 * a
     with pytest.warns(gg.GgjitWarning, match=r"256 of 256 .* `dst\[...\] = values` writes; .*`return` do not"):
-        assert np.isnan(gg.compute(gg.map_custom1(tensor(), doubled), backend=cpu)).all()
+        assert np.isnan(gg.compute(gg.map_custom1(tensor(), doubled))).all()
 
 
 @pytest.mark.parametrize("jitted", [True, False])
@@ -118,7 +118,7 @@ helpers = types.ModuleType("helpers")
 helpers.put = put
 
 
-def test_helpers_are_bounds_checked(cpu):
+def test_helpers_are_bounds_checked():
     put(np.zeros((1, 1), np.float32), 0, 1.0)               # compiled already, without checks
 
     @njit
@@ -137,10 +137,10 @@ def test_helpers_are_bounds_checked(cpu):
             dst[ith, 0] = 1
     for f in (by_name, by_module, by_itself):
         with pytest.raises(gg.GgjitError, match=f"{f.__name__} raised IndexError"):
-            gg.compute(gg.map_custom1(tensor(), f), backend=cpu)
+            gg.compute(gg.map_custom1(tensor(), f))
 
 
-def test_indices_read_from_values_stay_checked(cpu):
+def test_indices_read_from_values_stay_checked():
     @njit
     def rows(dst, a, at, ith, nth):
         for i in range(ith, len(dst), nth):
@@ -149,10 +149,10 @@ def test_indices_read_from_values_stay_checked(cpu):
     x = tensor()
     y = gg.map_custom2(x, at, rows)
     for _ in range(4):
-        np.testing.assert_array_equal(gg.compute(y, backend=cpu), x.numpy()[::-1])
+        np.testing.assert_array_equal(gg.compute(y), x.numpy()[::-1])
     at.set(np.array([0, 1, 10**8, 3], np.int32))
     with pytest.raises(gg.GgjitError, match=r"rows raised IndexError.* line \d+\): dst\[i\] = a\[at\[i\]\]"):
-        gg.compute(y, backend=cpu)
+        gg.compute(y)
 
 
 def _loops(dst, a, b, ith, nth):
@@ -212,16 +212,16 @@ def test_which_functions_index_by_values(function, expected):
     assert indexes_by_values(njit(function), 3) is expected
 
 
-def test_the_functions_own_options_hold_in_the_trial(cpu):
+def test_the_functions_own_options_hold_in_the_trial():
     @njit(error_model="numpy")
     def inverse(dst, a, ith, nth):
         for i in range(ith, len(a), nth):
             for j in range(a.shape[1]):
                 dst[i, j] = 1 / (a[i, j] * np.float32(0))
-    assert np.isinf(gg.compute(gg.map_custom1(tensor(), inverse), backend=cpu)).all()
+    assert np.isinf(gg.compute(gg.map_custom1(tensor(), inverse))).all()
 
 
-def test_large_arrays_have_their_bounds_checked(cpu, monkeypatch):
+def test_large_arrays_have_their_bounds_checked(monkeypatch):
     monkeypatch.setattr(custom_trial, "MAX_NBYTES", 1000)
 
     @njit
@@ -248,21 +248,21 @@ def test_compiled_code_is_used_again_by_later_nodes():
     assert gone() is None
 
 
-def test_what_a_python_function_raises_is_shown_as_the_users_lines(cpu):
+def test_what_a_python_function_raises_is_shown_as_the_users_lines():
     def fails(dst, a, ith, nth):
         raise KeyError("my key")
     with pytest.raises(KeyError, match="my key") as raised:
-        gg.compute(gg.map_custom1(tensor(), fails), backend=cpu)
+        gg.compute(gg.map_custom1(tensor(), fails))
     shown = "\n".join(raised.value._render_traceback_())
     assert 'raise KeyError("my key")' in shown and "cpu_plan.py" not in shown
 
 
-def test_float16_is_refused_with_a_remedy(cpu):
+def test_float16_is_refused_with_a_remedy():
     @njit
     def same(dst, a, ith, nth):
         dst[:] = a
     with pytest.raises(gg.TypeMismatch, match="no float16.*gg.cast"):
-        gg.compute(gg.map_custom1(gg.tensor(np.ones((4, 64), np.float16)), same), backend=cpu)
+        gg.compute(gg.map_custom1(gg.tensor(np.ones((4, 64), np.float16)), same))
 
 
 def test_a_switch(cpu, monkeypatch):

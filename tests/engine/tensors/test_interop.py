@@ -352,7 +352,7 @@ def test_a_copy_is_a_leaf_of_its_own(type):
         for again in (copy.copy(t), copy.deepcopy(t)):
             assert (again.type, again.shape) == (t.type, t.shape) and not again.op
             np.testing.assert_array_equal(again.numpy(), t.numpy())
-    a.set(np.zeros(a.shape))
+    a.set(0 * a.numpy())
     assert again.numpy().any()
     with pytest.raises(gg.NotAllocated, match="compute it first"):
         copy.copy(gg.cast(a, "F32"))
