@@ -79,10 +79,10 @@ def _depends(function, marked_args, seen):
     if (function, marked_args) in seen:
         return False
     seen.add((function, marked_args))
-    return _Marks(run_frontend(function.py_func), marked_args).found(seen)
+    return _ReadValues(run_frontend(function.py_func), marked_args).found(seen)
 
 
-class _Marks:
+class _ReadValues:
     """Marked variables of one function's Numba code."""
 
     def __init__(self, code, marked_args):
