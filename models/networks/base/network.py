@@ -241,7 +241,7 @@ class Network:
             ctx, inputs, results = self._built(shape)
             with followed_by(self._later_kernels):
                 if self._hooks.wanted is None:
-                    graph = self.within_arena(Graph(*results))
+                    graph = self.within_arena(Graph(*results, order="together"))
                     results, plan = graph.outputs, self._plan(graph)
                 else:
                     plan = inside.hooked_plan(self, inputs, results)
@@ -293,7 +293,7 @@ class Network:
             return self.largest_graph()
         if len(shape) == 1 and not dataclasses.is_dataclass(shape[0]):
             shape = self._shape_of(integer("graph: the number of tokens", shape[0], 1, self._most_at_once))
-        return Graph(*self._built(shape)[2])
+        return Graph(*self._built(shape)[2], order="together")
 
     def _shape_of(self, n_tokens):
         """The shape of the graph of a text of that many tokens."""
