@@ -24,7 +24,7 @@ from ggjit.ops.core.errors import Cancelled, NotSupported, ParamError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import ABORTED, N_FLAGS, N_INFO, N_TASKS, WORD
 from ggjit.ops.core.shape import describe
-from ggjit.ops.elementwise.custom import RAISED
+from ggjit.ops.elementwise.custom_jit import RAISED
 from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native.jit import address_of, kernel_address
 
@@ -157,10 +157,11 @@ class CPUPlan(Plan):
         return [p.kernel for p in self._kinds.values()]
 
     def _tasks(self, costs):
-        """Threads that run each node: all, or one.  costs: of the nodes."""
+        """Threads that run each node: all, or one, where the others would find nothing to do or too little.  costs: of
+        the nodes."""
         n = self.n_threads
         least = least_nanoseconds(n) if n > 1 else np.inf
-        large = costs >= least
+        large = (costs >= least) & ~self._each(lambda p: p.kernel.alone)
         shares = float(costs[large].sum()) * (1 - 1 / n) >= LEAST_SAVED * least
         return np.where(large & shares, n, 1)
 

@@ -5,6 +5,8 @@ A run is taken when its nodes follow each other in the plan and read each other 
     left out     only one node of the run reads it; it is neither an output nor a view nor placed by hand
     stored       anything else; the kernel writes it to the memory it has anyway
 
+Some nodes are computed again by each run that reads them: then no run waits for the others.
+
 and the memory the allocator chose must permit it.  One kernel reads its sources while it writes its results, so no
 result may overlap a source, except one that is read as a whole before anything is written, and one that is read row by
 row and lies exactly where the result lies.  A run whose memory forbids it stays as it is.
@@ -20,29 +22,33 @@ from ggjit.ops.core.fusion_pattern import all_fusions
 from ggjit.ops.core.record import FLAG_COMPUTE, MAX_SRC, T_BUFFER, T_FLAGS, T_OP, T_SRC, T_VIEW_SRC, T_WORDS
 from ggjit.ops.native.jit import i64s, native
 
-_NEEDED, _USES = 1, 2           # words of what `_describe` says of a node; word 0 is its kind
+# words of what `_describe` says of a node; word 0 is its kind
+_APART, _READS, _USES = 1, 2, 3
 _WORDS = _USES + 1 + MAX_SRC
 _FAR = 16 * _WORDS              # words; no run is longer
 
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
 def _describe(table, n_rows, graph_, n_graph, outputs_, n_outputs, ids_, n, out_):
-    """For each node `ids_`: is its value needed by others than the node that reads it?  And for its result and each
-    source: how many words before does that tensor stand last?  0: nowhere near, -1: there is no source."""
+    """For each node `ids_`: must its value be stored even if only a fused kernel reads it?  How often is it read?  And
+    for its result and each source: how many words before does that tensor stand last?  0: nowhere near, -1: there is
+    no source."""
     t, graph, outputs = i64s(table, 1 << 40), i64s(graph_, n_graph), i64s(outputs_, n_outputs)
     ids, out = i64s(ids_, n), i64s(out_, n * _WORDS)
     n_reads, last = np.zeros(n_rows, np.int64), np.full(n_rows, -_FAR, np.int64)
+    is_output = np.zeros(n_rows, np.uint8)
     for i in range(n_graph):
         for j in range(MAX_SRC):
             s = t[graph[i] * T_WORDS + T_SRC + j]
             if s >= 0:
                 n_reads[s] += 1
     for i in range(n_outputs):
-        n_reads[outputs[i]] = 2
+        is_output[outputs[i]] = 1
     for i in range(n):
         row, at = ids[i] * T_WORDS, i * _WORDS
-        out[at + _NEEDED] = n_reads[ids[i]] > 1 or t[row + T_VIEW_SRC] >= 0 or t[row + T_BUFFER] >= 0 \
+        out[at + _APART] = is_output[ids[i]] or t[row + T_VIEW_SRC] >= 0 or t[row + T_BUFFER] >= 0 \
             or t[row + T_FLAGS] & ~FLAG_COMPUTE != 0
+        out[at + _READS] = n_reads[ids[i]]
         for j in range(1 + MAX_SRC):
             x, here = ids[i] if j == 0 else t[row + T_SRC + j - 1], at + _USES + j
             out[here] = -1
@@ -56,17 +62,16 @@ def fuse_nodes(singles, graph, where, n_threads):
     """`singles` (PlanNodes of one node each, in order) with runs replaced by fused ones.  where(t) -> (buffer, offset).
     """
     ids = np.array([p.t.id for p in singles], np.int64)
-    ops = TABLE.words[ids, T_OP]
+    ops = TABLE.words[ids, T_OP].astype(np.uint8)
     starts = np.flatnonzero(_begins_a_run()[ops[:-1], ops[1:]]).tolist()
     if not starts:
         return singles
-    find, out, end = _Runs(singles, ids, graph, n_threads).find, [], 0
+    fusing, out, end = _Fusing(singles, ids, ops.tobytes(), graph, where, n_threads), [], 0
     for i in starts:
-        found = find(i, where) if i >= end else None
-        if found is not None:
-            out += singles[end:i]
-            out.append(found)
-            end = i + len(found.nodes)
+        found = fusing.at(i) if i >= end else None
+        if found:
+            out += [*singles[end:i], *found]
+            end = i + sum([len(p.nodes) for p in found])
     return [*out, *singles[end:]] if out else singles
 
 
@@ -79,47 +84,94 @@ def _begins_a_run():
     return found
 
 
-class _Runs:
-    """Runs of nodes that one kernel may compute.  Layers repeat: runs of nodes of the same kinds that read each other
-    alike and store the same results are a kind, too, and get one kernel."""
+class _Fusing:
+    """What is looked up for every run; nodes are numbers of `singles`.
 
-    def __init__(self, singles, ids, graph, n_threads):
+    ops     of the nodes, as bytes
+    apart   must the node's value be stored even if only a fused kernel reads it?
+    reads   how often it is read
+    known   what was found for runs before.  Layers repeat: runs of nodes of the same kinds that read each other alike
+            and store the same results are a kind, too, and get one kernel, with other tensors.
+    """
+
+    def __init__(self, singles, ids, ops, graph, where, n_threads):
+        self.singles, self.ops, self.where, self.n_threads = singles, ops, where, n_threads
+        self.fusions, self.known, self.facts = all_fusions(), {}, np.empty((len(ids), _WORDS), np.int64)
         kinds = [p.kind for p in singles]
-        self.singles, self.n_threads, self.n_kinds, self.known = singles, n_threads, 1 + max(kinds), {}
-        self.facts = np.empty((len(ids), _WORDS), np.int64)
         _describe(TABLE.words, TABLE.n_rows, graph.node_ids, len(graph.node_ids), graph.output_ids,
                   len(graph.output_ids), ids, len(ids), self.facts)
-        self.facts[:, 0] = kinds
+        self.facts[:, 0], self.n_kinds = kinds, 1 + max(kinds)
+        self.apart, self.reads = (self.facts[:, word].tolist() for word in (_APART, _READS))
 
-    def find(self, i, where):
-        """The fused PlanNode of the longest run that begins with node i, or None."""
-        for fusion in all_fusions().get(self.singles[i].t.op, ()):
-            run = self.singles[i:i + len(fusion.ops)]
-            nodes = tuple([p.t for p in run])
-            if tuple([t.op for t in nodes]) == fusion.ops:
-                fused = self._fused(fusion, i, run, nodes)
-                if fused is not None and fused.permitted(where):
-                    return fused
+    def at(self, i):
+        """The PlanNodes of the longest run that begins at node i; None if there is none."""
+        tried = set()
+        for fusion in self.fusions.get(self.singles[i].t.op, ()):
+            before = fusion.ops[:fusion.again]
+            if fusion.again and before not in tried:
+                tried.add(before)
+                found = self._computed_again(before, i)
+            else:
+                found = None if fusion.again else self._matched(fusion, self._run(fusion.ops, i))
+                found = found and [found]
+            if found:
+                return found
         return None
 
-    def _fused(self, fusion, i, run, nodes):
-        facts = self.facts[i:i + len(run)]
-        key = id(fusion), facts.tobytes()
+    def _run(self, ops, i):
+        """The nodes of these ops from node i on; () if there are others."""
+        end = i + len(ops)
+        return range(i, end) if self.ops[i:end] == bytes(ops) else ()
+
+    def _computed_again(self, before, i):
+        """PlanNodes of all readers of a result, each of which computes the nodes of the ops `before` that make it."""
+        n, first = len(before), self._run(before, i)
+        if not first or self.apart[first[-1]]:
+            return None
+        made, at, out = self.singles[first[-1]].t, i + n, []
+        left = max(self.reads[first[-1]], 1)
+        while left > 0:
+            fits = (self._matched(f, (*first, *rest), first[-1]) for f in self.fusions[before[0]]
+                    if f.ops[:f.again] == before and (rest := self._run(f.ops[n:], at)))
+            found = next(filter(None, fits), None)
+            if found is None:
+                return None
+            own = found.nodes[n:]
+            left -= sum(s.id == made.id for t in own for s in t.src)
+            at += len(own)
+            out.append(found if not out else found._replace(nodes=own, left_out=frozenset()))
+        return out if left == 0 else None
+
+    def _matched(self, fusion, run, free=-1):
+        """The fused PlanNode of `run`, or None.  free: a node that need not be stored, though several nodes read it."""
+        if not run:
+            return None
+        nodes = tuple([self.singles[k].t for k in run])
+        key = id(fusion), free >= 0, self._alike(run, nodes)
         if key not in self.known:
-            stored = tuple([t for t, needed in zip(nodes[:-1], facts[:, _NEEDED].tolist(), strict=False) if needed])
-            self.known[key] = _found(fusion, nodes, [p.kernel for p in run], stored, self.n_threads,
-                                     self.n_kinds + len(self.known))
+            needed = [self.apart[k] or self.reads[k] > 1 and k != free for k in run[:-1]]
+            kernels = [self.singles[k].kernel for k in run]
+            self.known[key] = _found(fusion, nodes, kernels, needed, self.n_threads, self.n_kinds + len(self.known))
         if self.known[key] is None:
             return None
         kernel, params, kind, left_out, *places = self.known[key]
         reads, by_row, ahead = (tuple([nodes[k] if j < 0 else nodes[k].src[j] for k, j in some]) for some in places)
-        return PlanNode(nodes[-1], kernel, fusion.module, reads, nodes, params,
-                        frozenset([nodes[k].id for k in left_out]), by_row, ahead, kind)
+        fused = PlanNode(nodes[-1], kernel, fusion.module, reads, nodes, params,
+                         frozenset([nodes[k].id for k in left_out]), by_row, ahead, kind)
+        return fused if fused.permitted(self.where) else None
+
+    def _alike(self, run, nodes):
+        """Equal for runs of equal kinds that read each other alike and whose results are read alike."""
+        if run[-1] - run[0] == len(run) - 1:
+            return self.facts[run[0]:run[-1] + 1].tobytes()
+        first, tensors = {}, (*nodes, *[s for t in nodes for s in t.src])
+        return (*[first.setdefault(id(x), k) for k, x in enumerate(tensors)], self.facts[list(run), :_USES].tobytes())
 
 
-def _found(fusion, nodes, kernels, stored, n_threads, kind):
+def _found(fusion, nodes, kernels, needed, n_threads, kind):
     """(kernel, parameters, kind, numbers of the nodes left out; where reads, by_row and ahead stand among the nodes'
     results (number of the node, -1) and sources (number of the node, of its source)), or None."""
+    stored = tuple(t for t, is_needed in zip(nodes, needed, strict=False) if is_needed)
     made = fusion.fused(nodes, stored, kernels, n_threads) if fusion.matches(nodes) else None
     if made is None:
         return None
@@ -128,5 +180,4 @@ def _found(fusion, nodes, kernels, stored, n_threads, kind):
     place = {id(s): (k, j) for k, t in enumerate(nodes) for j, s in enumerate(t.src)}
     place |= {id(t): (k, -1) for k, t in enumerate(nodes)}
     places = [[place[id(x)] for x in some] for some in ((*made.reads, *stored), made.by_row, made.ahead)]
-    left_out = [k for k, t in enumerate(nodes[:-1]) if not any(t is s for s in stored)]
-    return made.kernel, params, kind, left_out, *places
+    return made.kernel, params, kind, [k for k, is_needed in enumerate(needed) if not is_needed], *places
