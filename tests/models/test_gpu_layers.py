@@ -55,7 +55,8 @@ def test_every_split_gives_the_cpus_logits(path, n):
 @pytest.mark.parametrize("n,patterns,there", [
     (-1, {"ffn_(up|down)": "CPU"}, lambda name: not re.search("ffn_(up|down)|token_embd", name)),
     (0, {r"blk\.1\.attn": "A"}, lambda name: name.startswith("blk.1.attn")),
-    (0, {r"attn_q": "CPU", r"attn_": "A"}, lambda name: "attn_" in name and "attn_q" not in name)], ids=str)
+    (0, {r"attn_q": "CPU", r"attn_": "A"}, lambda name: "attn_" in name and "attn_q" not in name)],
+    ids=["back", "there", "the first that fits"])
 def test_patterns_place_tensors_before_all_other_rules(path, n, patterns, there):
     gpu = same(path, devices.Fake("A"), n_gpu_layers=n, override_tensor=patterns)
     with load_model(path, backend=gpu.init_backend(), n_gpu_layers=n, override_tensor=patterns) as m:
