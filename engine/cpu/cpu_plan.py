@@ -96,8 +96,8 @@ class CPUPlan(Plan):
         if kernel is None:
             if (repacked := next((s for s in t.src if is_repacked(s)), None)) is not None:
                 raise NotSupported(f"{describe(repacked)} lies in CPU_REPACK, which only products with F32 columns "
-                                   f"(one batch, no gaps) read, not {t!r}; load the model with repack=False, or copy "
-                                   f"the values: gg.from_numpy(ctx, t.numpy())")
+                                   f"(one batch, no gaps) and get_rows read, not {t!r}; load the model with "
+                                   f"repack=False, or copy the values: gg.from_numpy(ctx, t.numpy())")
             raise NotSupported(f"the CPU has no kernel for {t!r} with sources {', '.join(describe(s) for s in t.src)}; "
                                f"`ggjit info` lists ops and types")
         return kernel
