@@ -175,7 +175,7 @@ def tune_unknown(types, limit=1.0, now=time.perf_counter):
             made |= tune([type], tiles=dict.fromkeys((ONE_ROW, PLAIN, choices.rule(type))),
                          layouts=dict.fromkeys((choices.layout_rule(type), ONE_ROW if type is F32 else NEAR)),
                          **QUICK)
-    for type in types:
+    for type in filter(choices.has_amx, types):
         if now() < end and choices.busy_seconds(type) > AGAIN_SECONDS:
             tune_amx([type], rounds=QUICK["rounds"])
     return made

@@ -351,7 +351,7 @@ def _make_amx_multiply(layout, n_vectors, ldw):
     def multiply(b, w, _, y, units, c, first, next_w, stride):
         share = amx.ROWS // n_vectors                   # of the next rows, which each vector's loop prefetches
         with b.goto_entry_block():
-            memory = b.alloca(ir.ArrayType(IR_I32, amx.ROWS * W * parts))
+            memory = b.alloca(ir.ArrayType(IR_I32, amx.ROWS * W))
         memory.align = amx.ROW_NBYTES
         memory = b.ptrtoint(memory, IR_I64)
 
