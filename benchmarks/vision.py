@@ -1,11 +1,13 @@
 """Vision encoders beside llama.cpp's libmtmd: the vectors of one field of a picture.
 
-    python -m benchmarks.vision [--mtmd FOLDER] [--threads 1,2] [--rounds N] [--only NAME] [--processor] > TABLE.md
+    python -m benchmarks.vision [--mtmd FOLDER] [--threads 1,2] [--types F16,Q8_0] [--rounds N] [--only NAME]
+                                [--processor] > TABLE.md
 
 FOLDER: of libmtmd and libllama, built for this processor; without it, the `xllamacpp` wheel.  The networks have the
-shapes of real ones and random weights in F16, in files in the cache folder.  Both engines read the same file, have a
-process of their own and take turns; each row shows medians with minimum and maximum.  Sizes, tiles and colours are made
-before the clock runs.  --processor: processor time, for one thread on a machine that is not idle.
+shapes of real ones and random weights, in files in the cache folder.  Of large ones some layers are left out, which are
+like the others.  Both engines read the same file, have a process of their own and take turns; each row shows medians
+with minimum and maximum.  Sizes, tiles and colours are made before the clock runs.  --processor: processor time, for
+one thread on a machine that is not idle.
 ratio = libmtmd's time / ours: above 1 we are faster.
 """
 import argparse
@@ -31,41 +33,50 @@ from ggjit.tools.suite.ggml import libraries
 
 TARGET = 1.5
 N_OUT = 256                     # of the projector: small, since a decoder of that width is written, too
-RECIPE = 1                      # raise it when the files change
+RECIPE = 2                      # raise it when the files change
+N_BLOCK = 32                    # weights of a block of Q8_0
 MARK = b"<__media__>"
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """A vision network: projector, width, layers, heads, feed-forward size, pixels of a patch and of the field."""
+    """A vision network: projector, width, layers (of so many), heads, feed-forward size, pixels of a patch and of the
+    field."""
     text: str
     projector: str
     d: int
     n_layer: int
+    of: int
     n_head: int
     n_ff: int
     patch: int
     side: int
     merge: int = 1
     keys: tuple = ()
+    gated: bool = False             # SiLU with a gate, and RMS norms; else GELU and layer norms
 
     @property
     def n(self):
         """Patches of the field."""
         return (self.side // self.patch) ** 2
 
+    def __str__(self):
+        layers = f", {self.n_layer} of {self.of} layers" if self.n_layer < self.of else ""
+        return f"{self.text}, {self.side} x {self.side}, {self.n} patches{layers}"
+
     def tensors(self):
-        """{name: shape}; vectors and positions are F32, matrices F16."""
-        d, out = self.d, {}
+        """{name: shape}"""
+        d, out, of_norm = self.d, {}, ("weight",) if self.gated else ("weight", "bias")
+        parts = {f"attn_{c}": (d, d) for c in ("q", "k", "v", "out")} | {"ffn_up": (self.n_ff, d),
+                                                                        "ffn_down": (d, self.n_ff)}
+        parts |= {"ffn_gate": (self.n_ff, d)} if self.gated else {}
         for i in range(self.n_layer):
-            parts = {f"attn_{c}": (d, d) for c in ("q", "k", "v", "out")} | {"ffn_up": (self.n_ff, d),
-                                                                            "ffn_down": (d, self.n_ff)}
             for name, shape in parts.items():
                 out |= {f"v.blk.{i}.{name}.weight": shape, f"v.blk.{i}.{name}.bias": shape[:1]}
-            out |= {f"v.blk.{i}.{ln}.{part}": (d,) for ln in ("ln1", "ln2") for part in ("weight", "bias")}
-        out |= {"v.patch_embd.weight": (d, 3, self.patch, self.patch), "v.post_ln.weight": (d,), "v.post_ln.bias": (d,)}
+            out |= {f"v.blk.{i}.{ln}.{part}": (d,) for ln in ("ln1", "ln2") for part in of_norm}
+        out |= {"v.patch_embd.weight": (d, 3, self.patch, self.patch)} | {f"v.post_ln.{part}": (d,) for part in of_norm}
         wide = d * self.merge ** 2
-        if self.projector == "qwen2vl_merger":
+        if self.projector.startswith("qwen"):
             return out | {"v.patch_embd.weight.1": (d, 3, self.patch, self.patch), "mm.0.weight": (wide, wide),
                           "mm.0.bias": (wide,), "mm.2.weight": (N_OUT, wide), "mm.2.bias": (N_OUT,)}
         out |= {"v.patch_embd.bias": (d,), "v.position_embd.weight": (self.n, d)}
@@ -75,15 +86,17 @@ class Encoder:
 
 
 ENCODERS = {
-    "siglip-b": Encoder("SigLIP base, 512 x 512 (SmolVLM)", "idefics3", 768, 12, 12, 3072, 16, 512, 4,
+    "siglip-b": Encoder("SigLIP base (SmolVLM)", "idefics3", 768, 12, 12, 12, 3072, 16, 512, 4,
                         (("projector.scale_factor", 4), ("preproc_image_size", 512))),
-    "clip-l": Encoder("CLIP ViT-L/14, 336 x 336 (LLaVA 1.5)", "mlp", 1024, 24, 16, 4096, 14, 336),
-    "qwen2-vl": Encoder("Qwen2-VL, 448 x 448", "qwen2vl_merger", 1280, 32, 16, 5120, 14, 448, 2,
-                        (("spatial_merge_size", 2),)),
+    "clip-l": Encoder("CLIP ViT-L/14 (LLaVA 1.5)", "mlp", 1024, 12, 24, 16, 4096, 14, 336),
+    "qwen2-vl": Encoder("Qwen2-VL", "qwen2vl_merger", 1280, 8, 32, 16, 5120, 14, 448, 2, (("spatial_merge_size", 2),)),
+    "qwen2.5-vl": Encoder("Qwen2.5-VL", "qwen2.5vl_merger", 1280, 8, 32, 16, 3420, 14, 448, 2,
+                          (("spatial_merge_size", 2), ("n_wa_pattern", 8)), gated=True),
 }
 
 
 def _drawn(name, shape):
+    """float32, or float16 of a matrix."""
     rng = np.random.default_rng(len(name))
     if len(shape) == 1:
         return np.full(shape, "ln" in name and name.endswith("weight"), np.float32)
@@ -92,15 +105,15 @@ def _drawn(name, shape):
     return rows.astype(np.float32) if "position" in name else rows          # which are added, not multiplied
 
 
-def encoder_path(name):
-    """Path of the vision part, written first if it is not there."""
-    path, e, gguf = cache_dir() / "bench" / f"{name}-F16-{RECIPE}.gguf", ENCODERS[name], gguf_package()
+def encoder_path(name, type):
+    """Path of the vision part, written first if it is not there; type: of its matrices, F16 or Q8_0."""
+    path, e, gguf = cache_dir() / "bench" / f"{name}-{type}-{RECIPE}.gguf", ENCODERS[name], gguf_package()
     if not path.exists():
         nbytes = sum(2 * int(np.prod(shape)) for shape in e.tensors().values())
         with fresh_file(path, nbytes) as partial:
             w = gguf.GGUFWriter(partial, "clip")
             w.add_bool("clip.has_vision_encoder", True)
-            w.add_bool("clip.use_gelu", True)
+            w.add_bool("clip.use_silu" if e.gated else "clip.use_gelu", True)
             w.add_string("clip.projector_type", e.projector)
             keys = {"image_size": e.side, "patch_size": e.patch, "embedding_length": e.d, "block_count": e.n_layer,
                     "feed_forward_length": e.n_ff, "attention.head_count": e.n_head, "projection_dim": N_OUT}
@@ -110,7 +123,11 @@ def encoder_path(name):
             for key in ("image_mean", "image_std"):
                 w.add_array(f"clip.vision.{key}", [0.5] * 3)
             for tensor, shape in e.tensors().items():
-                w.add_tensor(tensor, _drawn(tensor, shape))
+                x, raw = _drawn(tensor, shape), None
+                if type == "Q8_0" and x.dtype == np.float16 and x.ndim == 2 and x.shape[1] % N_BLOCK == 0:
+                    raw = gguf.GGMLQuantizationType.Q8_0
+                    x = gguf.quantize(x.astype(np.float32), raw)
+                w.add_tensor(tensor, x, raw_dtype=raw)
             _finish(w)
     return str(path)
 
@@ -165,8 +182,8 @@ def picture(e):
 
 # ---------------------------------------------------------------- engines
 class Ours:
-    def __init__(self, name, n_threads):
-        self.vision = Vision(VisionFile(encoder_path(name)), LoadOptions(n_threads=int(n_threads)))
+    def __init__(self, name, type, n_threads):
+        self.vision = Vision(VisionFile(encoder_path(name, type)), LoadOptions(n_threads=int(n_threads)))
         self.field = picture(ENCODERS[name])
 
     def encode(self):
@@ -176,7 +193,7 @@ class Ours:
 class Params(C.Structure):
     """mtmd_context_params of this release; larger than it, since it travels by value."""
     _fields_ = [("use_gpu", C.c_bool), ("device", C.c_void_p), ("print_timings", C.c_bool), ("n_threads", C.c_int),
-                ("rest", C.c_uint8 * 512)]
+                ("markers", C.c_void_p * 2), ("flash", C.c_int), ("warmup", C.c_bool), ("rest", C.c_uint8 * 512)]
 
 
 class Text(C.Structure):
@@ -186,11 +203,12 @@ class Text(C.Structure):
 class Mtmd:
     """Its vectors of the first field, without the making of the field."""
 
-    def __init__(self, name, n_threads, folder=None):
+    def __init__(self, name, type, n_threads, folder=None):
         P = C.c_void_p
         llm, L = self._libraries(folder)
         for f, result, args in (
-                ("mtmd_context_params_default", Params, ()), ("mtmd_init_from_file", P, (C.c_char_p, P, Params)),
+                ("mtmd_context_params_default", Params, ()), ("mtmd_log_set", None, (llama.LOG, P)),
+                ("mtmd_init_from_file", P, (C.c_char_p, P, Params)),
                 ("mtmd_bitmap_init", P, (C.c_uint32, C.c_uint32, C.c_char_p)), ("mtmd_input_chunks_init", P, ()),
                 ("mtmd_tokenize", C.c_int32, (P, P, C.POINTER(Text), C.POINTER(P), C.c_size_t)),
                 ("mtmd_input_chunks_size", C.c_size_t, (P,)), ("mtmd_input_chunks_get", P, (P, C.c_size_t)),
@@ -199,13 +217,14 @@ class Mtmd:
             getattr(L, f).restype, getattr(L, f).argtypes = result, args
         self.log = llama.LOG(lambda level, text, data: None)
         llm.llama_log_set(self.log, None)
+        L.mtmd_log_set(self.log, None)
         llm.llama_backend_init()
         self.model = llm.llama_model_load_from_file(os.fsencode(decoder_path()), llm.llama_model_default_params())
         params = L.mtmd_context_params_default()
-        params.use_gpu, params.n_threads = False, int(n_threads)
-        self.context = L.mtmd_init_from_file(os.fsencode(encoder_path(name)), self.model, params)
+        params.use_gpu, params.n_threads, params.warmup = False, int(n_threads), False
+        self.context = L.mtmd_init_from_file(os.fsencode(encoder_path(name, type)), self.model, params)
         if not self.model or not self.context:
-            raise EngineError(f"libmtmd does not load {encoder_path(name)}")
+            raise EngineError(f"libmtmd does not load {encoder_path(name, type)}")
         self.L, self.chunk = L, self._first_chunk(L, picture(ENCODERS[name]))
 
     @staticmethod
@@ -254,32 +273,30 @@ class Engine:
 
 
 # ---------------------------------------------------------------- the table
-def row(name, n_threads, args, log):
-    """A line of the table, or why there is none."""
-    encoder_path(name), decoder_path()
-    env = {"RAYON_NUM_THREADS": "1"}
+def row(name, type, n_threads, args, log):
+    """A line of the table."""
+    encoder_path(name, type), decoder_path()
+    env, about = {"RAYON_NUM_THREADS": "1"}, (name, type, str(n_threads))
     folder = [args.mtmd] if args.mtmd else []
-    with Worker("vision", "ours", name, str(n_threads), **env) as ours, \
-            Worker("vision", "mtmd", name, str(n_threads), *folder, **env) as theirs:
-        (a, largest), (b, _) = (engine.ask("vectors") for engine in (ours, theirs))
+    with Worker("vision", "ours", *about, **env) as ours, Worker("vision", "mtmd", *about, *folder, **env) as theirs:
+        (a, largest), (b, _) = (engine.ask("vectors") for engine in (ours, theirs))     # which warms, too
         off = float(abs(np.array(a) - np.array(b)).max() / largest)
         times = {"ours": [], "theirs": []}
-        for r in range(args.rounds + 1):                        # the first warms
+        for _ in range(args.rounds):
             for key, engine in (("ours", ours), ("theirs", theirs)):
-                seconds = engine.ask("seconds", args.processor)
-                if r:
-                    times[key].append(seconds * 1e3)
+                times[key].append(engine.ask("seconds", args.processor) * 1e3)
         x, y = (Spread(times[key], "ms") for key in times)
-        log(f"{name}, {n_threads} thread(s): {x}, libmtmd {y}, off by {off:.1e} of the largest")
-        return (f"| {ENCODERS[name].text}, {ENCODERS[name].n} patches | {n_threads} | {x} | {y} | "
-                f"{y.median / x.median:.2f} | {TARGET} | {off:.1e} |")
+        log(f"{name}, {type}, {n_threads} thread(s): {x}, libmtmd {y}, off by {off:.1e} of the largest")
+        return (f"| {ENCODERS[name]} | {type} | {n_threads} | {x} | {y} | {y.median / x.median:.2f} | {TARGET} | "
+                f"{off:.1e} |")
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mtmd")
     parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--types", default="F16,Q8_0")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(ENCODERS))
     parser.add_argument("--processor", action="store_true")
     args = parser.parse_args(argv)
@@ -289,11 +306,12 @@ def main(argv=None):
     peer = f"libmtmd of {args.mtmd}" if args.mtmd else f"libmtmd of the {PACKAGE} wheel"
     print(f"# Vision encoders beside {peer}\n\nWritten by `python -m benchmarks.vision`; what the columns mean is said "
           f"there. {cpu_model()}; {'processor time; ' * args.processor}"
-          f"{idle_check('at the start')}.\n\n| encoder | threads | ggjit | libmtmd | ratio | "
-          "target | off by, of the largest |\n|---|---|---|---|---|---|---|")
+          f"{idle_check('at the start')}.\n\n| encoder | type | threads | ggjit | libmtmd | ratio | "
+          "target | off by, of the largest |\n|---|---|---|---|---|---|---|---|")
     for n_threads in map(int, args.threads.split(",")):
         for name in args.only.split(","):
-            print(row(name, n_threads, args, log), flush=True)
+            for type in args.types.split(","):
+                print(row(name, type, n_threads, args, log), flush=True)
     print(f"\nAt the end: {idle_check('at the end')}.")
 
 

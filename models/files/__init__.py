@@ -13,6 +13,6 @@
     smollm2.py          the model that chats, in its pip package
     bin_cursor.py       a bounded reader of whisper.cpp's forms; whisper_file.py: one of them as if it were a GGUF;
                         ct2_file.py: CTranslate2's
-    sound.py            recordings of any length, format and rate; mel.py: their spectrograms
+    sound.py            recordings of any length, format and rate; mel.py, short_mel.py: their spectrograms
     picture.py          pictures of any format; resample.py: in other sizes
 """

@@ -200,8 +200,10 @@ def _dot_kernel(t, n_threads):
     shape = dot_shape(a.type, a.ne[0], a.ne[1], n, exact)
     columns = 0 if direct else mul_mat_dot.work_nbytes(dot, a.ne[0], n * b.ne[2] * b.ne[3], n_threads)
     name = f"mul_mat{'-exact' * exact}-dot-{a.type.name}-{b.type.name}-{shape}" + "-direct" * direct
+    plain = _direct(b) and b.ne[1:] == (1, 1, 1) and a.ne[2:] == (1, 1)
+    column = mul_mat_dot.one_column(a.type, a.ne[0], shape, exact, name) if plain else None
     return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, shape, exact), _cost(t), columns,
-                  (module_of(a.type), module_of(b.type)))
+                  (module_of(a.type), module_of(b.type)), column=column)
 
 
 def _tile_kernel(t, n_threads):

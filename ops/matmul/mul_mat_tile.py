@@ -21,9 +21,7 @@ from ggjit.ops.native.node import CHUNK, CHUNK2, DST, LINE, SRC0, SRC1, addr, ba
 from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 from ggjit.ops.native.simd import B, W
 
-# From so many columns for each thread on, each thread reads all rows of a.  MiniLM F32, two threads: 3 % at n = 256, 9
-# % at n = 64
-BLOCK = 32
+BLOCK = 32                      # from so many columns for each thread on, each thread reads all rows of a
 LONG_SUM = 4096                 # from so many elements on, a sum takes longer than moving its cache line between cores
 
 

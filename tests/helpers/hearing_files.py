@@ -15,17 +15,18 @@ import numpy as np
 from helpers.vision_files import MTMD, TEXT, logits, opened, vectors, write_text
 
 D, FF, HEADS, LAYERS, MELS, FRAMES = 48, 64, 4, 2, 20, 1500
-NAMES = "ultravox", "qwen2a", "voxtral"
+NAMES = "ultravox", "qwen2a", "voxtral", "gemma4a"
+LOUD = {"gemma4a": 100}                 # so much louder; libmtmd's least energy is not added, as the model's is
 STACK = {"ultravox": 4, "voxtral": 4}
 PROMPT = f"Hear {MTMD} now:"
 SECONDS = 1.3, 30.5
 
 
-def sound(n):
-    """float32 samples at 16 kHz, so loud that libmtmd's least energy, 2^-24, is below what counts."""
+def sound(n, name=""):
+    """float32 samples at 16 kHz, so loud that libmtmd's least energy is below what counts."""
     t, rng = np.arange(int(16000 * SECONDS[n])) / 16000, np.random.default_rng(n)
     waves = sum(np.sin(2 * np.pi * f * t * (1 + 0.1 * np.sin(3 * t))) for f in (220, 700 + 100 * n, 2500))
-    return (0.32 * waves + 0.01 * rng.standard_normal(len(t))).astype(np.float32)
+    return (LOUD.get(name, 1) * (0.32 * waves + 0.01 * rng.standard_normal(len(t)))).astype(np.float32)
 
 
 def drawn(name, seed=0):
@@ -40,6 +41,9 @@ def drawn(name, seed=0):
     def both(tensor, *shape):
         put(f"{tensor}.weight", *shape)
         put(f"{tensor}.bias", shape[0])
+    if name == "gemma4a":
+        _conformer(put, out)
+        return out
     for i, n_in in ((1, MELS), (2, D)):
         put(f"a.conv1d.{i}.weight", D, n_in, 3)
         put(f"a.conv1d.{i}.bias", D, 1)
@@ -59,6 +63,27 @@ def drawn(name, seed=0):
         put("mm.a.norm_pre.weight", n)
         put("mm.a.norm_mid.weight", 48)
     return out
+
+
+def _conformer(put, out):
+    put("a.conv1d.0.weight", 6, 1, 3, 3)
+    put("a.conv1d.1.weight", 8, 6, 3, 3)
+    for tensor, *shape in (
+            ("a.conv1d.0.norm", 6), ("a.conv1d.1.norm", 8), ("a.input_projection", D, 8 * MELS // 4),
+            ("a.pre_encode.out", 56, D), ("mm.a.soft_emb_norm", 56), ("mm.a.input_projection", TEXT, 56)):
+        put(tensor + ".weight", *shape)
+    put("a.pre_encode.out.bias", 56)
+    for i in range(LAYERS):
+        for part, *shape in (
+                ("ffn_norm", D), ("ffn_up", FF, D), ("ffn_down", D, FF), ("ffn_post_norm", D), ("ffn_norm_1", D),
+                ("ffn_up_1", FF, D), ("ffn_down_1", D, FF), ("ffn_post_norm_1", D), ("attn_pre_norm", D),
+                ("attn_q", D, D), ("attn_k", D, D), ("attn_v", D, D), ("attn_out", D, D), ("attn_post_norm", D),
+                ("attn_k_rel", D, D), ("conv_norm", D), ("conv_pw1", 2 * D, D), ("conv_dw", D, 5), ("norm_conv", D),
+                ("conv_pw2", D, D), ("ln2", D), ("per_dim_scale", D // HEADS)):
+            put(f"a.blk.{i}.{part}.weight", *shape)
+        out[f"a.blk.{i}.per_dim_scale.weight"] += 1
+        for what, limit in (("input_min", -1.5), ("input_max", 1.25), ("output_max", 0.75)):
+            out[f"a.blk.{i}.attn_v.{what}"] = np.full(1, limit, np.float32)
 
 
 def write_wav(path, samples):
@@ -95,8 +120,9 @@ def main(tools, name, folder):
     write_text(tools, text)
     write(name, path)
     _, model, L, context = opened(text, path)
-    found = {f"{n}.{k}": v for n in range(len(SECONDS)) for k, v in enumerate(vectors(L, context, sound(n), TEXT))}
-    found["logits"] = logits(L, context, model, PROMPT, [sound(0)])
+    found = {f"{n}.{k}": v for n in range(len(SECONDS))
+             for k, v in enumerate(vectors(L, context, sound(n, name), TEXT))}
+    found["logits"] = logits(L, context, model, PROMPT, [sound(0, name)])
     np.savez(os.path.join(folder, "vectors.npz"), **found)
 
 

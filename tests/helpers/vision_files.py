@@ -13,14 +13,14 @@ import gguf
 import numpy as np
 
 from ggjit.models.networks.base.load_options import LoadOptions
-from ggjit.models.networks.pictures.vision import Vision, VisionFile
+from ggjit.models.networks.pictures.senses import vision_of
 from helpers import arch_files
 from helpers.vocabularies import CHAR_OF_BYTE
 
 D, FF, HEADS, LAYERS, PATCH, TEXT = 48, 64, 4, 3, 4, arch_files.SMALL["embd"]
 SIDE = {"mlp": 24, "llava": 24, "llava16": 24, "gemma3": 32, "idefics3": 16, "pixtral": 96, "mistral3": 96, "qwen2": 24,
         "qwen25": 24, "qwen3": 24, "kimivl": 24, "gemma4": 24, "internvl": 24, "llama4": 24, "resampler": 24,
-        "minicpm46": 32}
+        "minicpm46": 32, "gemma3nv": 512}
 NAMES = tuple(SIDE)
 PROJECTOR = {"llava": "mlp", "llava16": "mlp", "mistral3": "pixtral", "qwen2": "qwen2vl_merger",
              "qwen25": "qwen2.5vl_merger", "qwen3": "qwen3vl_merger", "gemma4": "gemma4v", "minicpm46": "minicpmv4_6"}
@@ -29,11 +29,13 @@ RMS, NO_POSITIONS = ("pixtral", "mistral3", "qwen25", "gemma4"), ("pixtral", "mi
 GATED = ("pixtral", "mistral3", "qwen25", "gemma4")
 NO_BIAS = ("pixtral", "mistral3", "gemma4")
 CLASS_FIRST = ("llava", "llava16", "internvl")      # llama.cpp has that embedding behind the patches
-DECODER = {"qwen2": "qwen2vl", "qwen25": "qwen2vl", "qwen3": "qwen3vl"}             # others: llama
+DECODER = {"qwen2": "qwen2vl", "qwen25": "qwen2vl", "qwen3": "qwen3vl", "gemma3nv": "gemma3n"}      # others: llama
 N_DEEP, N_QUERIES, N_BUCKETS, N_ROWS = 2, 7, 70, 1024
 OWN = {"idefics3": {"projector.scale_factor": 2, "preproc_image_size": 32}, "gemma3": {"projector.scale_factor": 4},
        "mistral3": {"spatial_merge_size": 2}, "qwen25": {"n_wa_pattern": 2},
        "internvl": {"projector.scale_factor": 2}, "llama4": {"projector.scale_factor": 2},
+       # libmtmd takes no other width than the decoder's, and image_size / patch_size is its number of vectors
+       "gemma3nv": {"embedding_length": TEXT, "patch_size": 2},
        "kimivl": {"projector.scale_factor": 2}, "gemma4": {"projector.scale_factor": 3},
        "minicpm46": {"projector.scale_factor": 4, "wa_layer_indexes": [1]},
        "llava16": {"image_grid_pinpoints": [24, 48, 48, 24, 48, 48, 72, 24, 24, 72],
@@ -63,6 +65,8 @@ def width(name):
 
 def _tensors(name):
     """{name: shape}"""
+    if name == "gemma3nv":
+        return _mobilenet()
     gated, biased = name in GATED, name not in NO_BIAS
     bias, norm = ("weight", "bias") if biased else ("weight",), ("weight",) if name in RMS else ("weight", "bias")
     block = {f"attn_{c}": (D, D) for c in ("q", "k", "v", "out")} | {"ffn_up": (FF, D), "ffn_down": (D, FF)}
@@ -88,6 +92,40 @@ def _tensors(name):
     after = name not in ("pixtral", "mistral3", "internvl", "gemma4")
     return out | {f"v.{part}.{what}": (D,) for part, has in (("pre_ln", before), ("post_ln", after)) if has
                   for what in norm} | _projector(name)
+
+
+def _mobilenet():
+    """Of every kind of block, one or two."""
+    out = {"v.conv_stem.conv.weight": (8, 3, 3, 3), "v.conv_stem.conv.bias": (1, 8, 1, 1),
+           "v.conv_stem.bn.weight": (8,)}
+
+    def inverted(at, n_in, n, wide, start=0, mid=0):
+        dw = {f"{name}.conv": (c, 1, k, k) for name, c, k in (("dw_start", n_in, start), ("dw_mid", wide, mid)) if k}
+        shapes = dw | {"pw_exp.conv": (wide, n_in, 1, 1), "pw_proj.conv": (n, wide, 1, 1)}
+        return {f"{at}.{part}.weight": shape for part, shape in shapes.items()} | {
+            f"{at}.{part.replace('conv', 'bn')}.weight": shape[:1] for part, shape in shapes.items()}
+
+    def attention(at, n, halved):
+        parts = {"query": (16, n, 1, 1), "key": (8, n, 1, 1), "value": (8, n, 1, 1), "output": (n, 16, 1, 1)}
+        out = {f"{at}.attn.{part}.proj.weight": shape for part, shape in parts.items()} | {f"{at}.norm.weight": (n,)}
+        for part in ("key", "value") if halved else ():
+            out |= {f"{at}.attn.{part}.down_conv.weight": (n, 1, 3, 3), f"{at}.attn.{part}.norm.weight": (n,)}
+        return out
+    for i, n_in in ((0, 8), (1, 12)):
+        at = f"v.blk.0.{i}."
+        out |= {at + "conv_exp.weight": (16, n_in, 3, 3), at + "bn1.weight": (16,), at + "bn2.weight": (12,),
+                at + "conv_pwl.weight": (12, 16, 1, 1)}
+    out |= inverted("v.blk.1.0", 12, 16, 24, 3, 5) | inverted("v.blk.1.1", 16, 16, 24, 5)
+    out |= inverted("v.blk.2.0", 16, 20, 24, 5, 5) | inverted("v.blk.2.2", 20, 20, 24)
+    out |= attention("v.blk.2.1", 20, True)
+    out |= inverted("v.blk.3.0", 20, 24, 32, 5, 5) | attention("v.blk.3.1", 24, False)
+    out |= {f"v.blk.{at}.layer_scale.gamma": (1, n, 1, 1)
+            for at, n in (("1.1", 16), ("2.1", 20), ("2.2", 20), ("3.1", 24))}
+    out |= {f"v.msfa.ffn.{part}": shape for part, shape in (
+        ("pw_exp.conv.weight", (56, 44, 1, 1)), ("pw_exp.bn.weight", (56,)), ("pw_proj.conv.weight", (TEXT, 56, 1, 1)),
+        ("pw_proj.bn.weight", (TEXT,)))}
+    return out | {"v.msfa.norm.weight": (TEXT,), "mm.soft_emb_norm.weight": (TEXT,),
+                  "mm.input_projection.weight": (TEXT, TEXT)}
 
 
 def _with_bias(**shapes):
@@ -202,8 +240,10 @@ def _drawn(rng, name, n_out):
         shape = tuple(n_out if n == TEXT and not tensor.startswith("v.blk") else n for n in shape)
         one = len(shape) == 1
         x = rng.standard_normal(shape) * (0.1 if one else 1 / np.prod(shape[1:]) ** 0.5)
-        is_norm = one and any(part in tensor for part in ("ln", "norm", "mlp.0", "scale")) and tensor.endswith("weight")
-        out[tensor] = (x + is_norm).astype(np.float32)
+        named = any(part in tensor for part in ("ln", "norm", "mlp.0", "scale", "bn"))
+        is_norm = one and named and tensor.endswith("weight")
+        by_channel = ".dw_" in tensor or ".down_conv." in tensor            # libmtmd takes no others
+        out[tensor] = (x + is_norm).astype(np.float16 if by_channel and not one else np.float32)
     if name == "kimivl":                # llama.cpp resamples positions in another way; these are the same everywhere
         out["v.position_embd.weight"][:] = out["v.position_embd.weight"][:1]
     if name == "gemma4":                # what goes into and comes out of some matrices is kept within limits
@@ -282,7 +322,8 @@ SPECIAL = ["<s>", "</s>", "<start_of_image>", "<end_of_image>", "<fake_token_aro
            "[IMG_END]", *(f"<row_{i}_col_{j}>" for i in range(1, 4) for j in range(1, 4)), "<|vision_start|>",
            "<|vision_end|>", "<img>", "</img>", "<image>", "</image>", "<slice>", "</slice>", "<|image_start|>",
            "<|image_end|>", "<|image|>", "<|tile_x_separator|>", "<|tile_y_separator|>", "<|media_start|>",
-           "<|media_end|>", "<|image>", "<image|>", "<|audio_bos|>", "<|audio_eos|>", "[BEGIN_AUDIO]"]
+           "<|media_end|>", "<|image>", "<image|>", "<|audio>", "<audio|>", "<|audio_bos|>", "<|audio_eos|>",
+           "[BEGIN_AUDIO]"]
 
 
 def write_text(tools, path, name="mlp", vocab=300):
@@ -332,7 +373,7 @@ def given(name, path):
     """[[pictures that libmtmd gets for one]]: the fields of each, or the picture where llama.cpp makes them."""
     if name in WHOLE:
         return [[picture(n, h, w)] for n, (h, w) in enumerate(WHOLE[name])]
-    with Vision(VisionFile(path), LoadOptions(n_threads=1, reserve=False)) as v:
+    with vision_of(path, LoadOptions(n_threads=1, reserve=False)) as v:
         return [v.fields(picture(n, h, w)).fields for n, (h, w) in enumerate(PICTURES)]
 
 

@@ -29,7 +29,7 @@ def load(tmp_path):
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("name", ["ultravox", "qwen2a"])
+@pytest.mark.parametrize("name", ["ultravox", "qwen2a", "gemma4a"])
 def test_against_libmtmd(name, tmp_path, need):
     """Vectors of every window, and the logits behind a prompt with a sound.  There, sound is rounded to F16."""
     need("xllamacpp", "llama.cpp is the oracle")
@@ -38,10 +38,11 @@ def test_against_libmtmd(name, tmp_path, need):
                     vision=tmp_path / "hearing.gguf") as m:
         assert m.vision is None
         for n in range(len(files.SECONDS)):
-            got, theirs = m.encode_audio(files.sound(n)), np.concatenate([want[k] for k in want if k[:2] == f"{n}."])
+            got = m.encode_audio(files.sound(n, name))
+            theirs = np.concatenate([want[k] for k in want if k[:2] == f"{n}."])
             assert got.shape == theirs.shape
             assert abs(got - theirs).max() <= 2e-3 * abs(theirs).max()
-        got = m.decode(ids_with_pictures(m, files.PROMPT, [Heard(files.sound(0))]))
+        got = m.decode(ids_with_pictures(m, files.PROMPT, [Heard(files.sound(0, name))]))
         assert abs(got - want["logits"]).max() <= 2e-3 * abs(want["logits"]).max()
 
 
@@ -65,6 +66,17 @@ def test_generate_and_chat_take_sounds(load, tmp_path):
         assert {"sound weights", "sound compute"} <= taken
         with pytest.raises(gg.NotSupported, match="reads no pictures without a part that sees"):
             m.generate("a", images=[np.zeros((4, 4, 3), np.uint8)])
+
+
+def test_places_of_a_conformer(load):
+    """A vector for 40 ms; windows of 30 s are heard apart, and what is less than a frame behind them is not."""
+    with load("gemma4a") as m:
+        for n_samples, n in ((1, 1), (321, 1), (3200, 5), (480000, 750), (480100, 750), (480000 + 3200, 755)):
+            got = m.encode_audio(np.full(n_samples, 0.1, np.float32))
+            assert got.shape == (n, files.TEXT) and np.isfinite(got).all()
+        sound = files.sound(0)
+        assert abs(m.encode_audio(sound)[:20] - m.encode_audio(sound[:16000])[:20]).max() < 1e-4
+        assert m.hearing.pieces(sound)[::2] == ["<|audio>", "<audio|>"]
 
 
 def test_windows_of_a_sound(load):

@@ -15,7 +15,7 @@ from ggjit.models.files.resample import resized
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.parts.picture_tokens import PictureTokens
 from ggjit.models.networks.peak import model_peak
-from ggjit.models.networks.pictures.vision import Vision, VisionFile
+from ggjit.models.networks.pictures import senses
 from ggjit.models.networks.pictures.vision_input import kept_proportions
 from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
 from ggjit.tools.command.main import main
@@ -26,7 +26,7 @@ LLAVA = [[1.4664, -2.2047, 0.548, 0.1014, -1.9372], [0.6696, -1.8839, 0.1384, -0
 
 
 def vision_of(path):
-    return Vision(VisionFile(path), LoadOptions(n_threads=1, reserve=False))
+    return senses.vision_of(path, LoadOptions(n_threads=1, reserve=False))
 
 
 @pytest.fixture
@@ -55,8 +55,10 @@ def libmtmd(name, folder):
 @pytest.mark.peer
 @pytest.mark.parametrize("name", files.NAMES)
 def test_against_libmtmd(name, tmp_path, need):
-    """Vectors of every field, and the logits behind a prompt with two pictures.  There, GELU is read from a table."""
+    """Vectors of every field, and the logits behind a prompt with two pictures.  There, GELU is read from a table, and
+    what goes into MobileNet's convolutions by channel is rounded to F16."""
     need("xllamacpp", "llama.cpp is the oracle")
+    most = 6e-3 if name == "gemma3nv" else 2e-3
     want = libmtmd(name, tmp_path)
     with load_model(tmp_path / "text.gguf", n_threads=1, n_ctx=1024, kv_type="F32", flash=False,
                     vision=tmp_path / "vision.gguf") as m:
@@ -70,12 +72,12 @@ def test_against_libmtmd(name, tmp_path, need):
                     other = other.reshape(3, 3, -1).swapaxes(0, 1).reshape(other.shape)
                 elif name in ("llava", "llava16"):          # it drops the first patch in place of the class embedding
                     ours, other = ours[1:], other[:-1]
-                assert abs(ours - other).max() <= 2e-3 * abs(other).max()
+                assert abs(ours - other).max() <= most * abs(other).max()
         if name in ("llama4", "llava", "llava16"):      # it leaves out what is between the tiles
             return
         ids = ids_with_pictures(m, files.PROMPT, [want["told.0"], want["told.1"]])
         got = m.decode(ids)
-        assert abs(got - want["logits"]).max() <= 2e-3 * abs(want["logits"]).max()
+        assert abs(got - want["logits"]).max() <= most * abs(want["logits"]).max()
 
 
 def test_llava_is_that_of_transformers(tmp_path):
@@ -225,6 +227,9 @@ def test_attention_over_a_picture(small):
         assert m.vision.flash and (m.encode_image(files.picture(0, 120, 136)) == before).all()
     with load("minicpm46") as m:                # behind layer 1, four patches are one
         looks = m.vision.attention(files.picture(0, 32, 32))
+        pytest.importorskip("matplotlib").use("Agg")
+        frames = [(f.get_xy(), f.get_width()) for f in looks.plot(patch=(7, 5)).patches]
+        assert frames == [((35 * k + 20, 28), 4) for k in (1, 2)] + [((3 * 35 + 16, 24), 8), ((20, 28), 4)]
         assert [looks.seen(i).shape for i in range(3)] == [(8, 8), (8, 8), (4, 4)]
         np.testing.assert_allclose(looks.seen(2, patch=(3, 3)).sum(), 1, atol=1e-4)
     with load("llava") as m:
@@ -272,6 +277,14 @@ def test_memory_of_a_picture_is_announced(small, tmp_path):
     assert main(["peak", str(text), "--mmproj", str(tmp_path / "idefics3.gguf"), "--image", "61x40", "--json"]) == 0
     with pytest.raises(SystemExit):
         main(["peak", str(text), "--mmproj", str(tmp_path / "idefics3.gguf"), "--image", "61"])
+
+
+def test_memory_of_windows_grows_with_the_patches(tmp_path):
+    text = files.write_text(shared("tools"), tmp_path / "text.gguf", "qwen25")
+    vision = files.write("qwen25", tmp_path / "v.gguf")
+    small_one, large = (model_peak(text, 512, vision=vision, image=(side, side)).kinds for side in (128, 512))
+    for kind in ("picture inputs", "picture compute"):
+        assert large[kind] <= 16.5 * small_one[kind]
 
 
 def test_what_does_not_belong_together(small, tmp_path):

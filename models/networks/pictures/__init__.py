@@ -4,6 +4,8 @@
     vision              Vision: patches, blocks, a projector
     hearing             Hearing: Whisper's encoder, a projector
     tower               the blocks of both
+    mobilenet           MobileNet: Gemma 3n's, of convolutions
+    conformer           Conformer: what hears for Gemma 4
     projector           what families of vision networks have in common
     square_projectors   families that get squares; sliced_projectors: slices; free_projectors: one field of any shape
     projectors          all of them, by the name in the file

@@ -144,7 +144,7 @@ class Qwen2(Projector):
 
 
 class Qwen25(Qwen2):
-    """Squares of a window follow each other; the vectors are put back in order."""
+    """Squares of a window follow each other, and windows of one size; the vectors are put back in order."""
     norm = "rms"
 
     def read(self, v, hparams):
@@ -155,27 +155,24 @@ class Qwen25(Qwen2):
             raise ModelError(f"{v.file.path}: windows of {hparams.get('window_size', WINDOW)} pixels hold no square of "
                              f"{v.n_merge} x {v.n_merge} patches of {v.patch_size}")
 
-    def windows(self, v, columns, rows):
-        """[numbers of the squares of each window]"""
+    def by_size(self, v, columns, rows):
+        """[numbers of the squares of each window], small windows first: those at the right and below may be."""
         n = np.arange(columns * rows // v.n_merge ** 2).reshape(rows // v.n_merge, -1)
-        return [n[y:y + self.side, x:x + self.side].ravel()
-                for y in range(0, n.shape[0], self.side) for x in range(0, n.shape[1], self.side)]
+        return sorted((n[y:y + self.side, x:x + self.side].ravel() for y in range(0, n.shape[0], self.side)
+                       for x in range(0, n.shape[1], self.side)), key=len)
 
     def order(self, v, columns, rows):
-        return self.squares(v, columns, rows)[np.concatenate(self.windows(v, columns, rows))].ravel()
+        return self.squares(v, columns, rows)[np.concatenate(self.by_size(v, columns, rows))].ravel()
 
     def inputs(self, v, field, order):
-        windows = self.windows(v, field.columns, field.rows)
-        mask, at = np.full((field.n, field.n), -np.inf, np.float16), 0
-        for window in windows:
-            end = at + len(window) * v.n_merge ** 2
-            mask[at:end, at:end] = 0
-            at = end
-        back = np.argsort(np.concatenate(windows)).astype(np.int32)
-        return super().inputs(v, field, order) | {"window_mask": mask, "back": back}
+        squares = np.concatenate(self.by_size(v, field.columns, field.rows))
+        return super().inputs(v, field, order) | {"back": np.argsort(squares).astype(np.int32)}
 
-    def mask(self, leaf, i):
-        return leaf["window_mask"] if (i + 1) % self.pattern else None
+    def windows(self, v, field, i):
+        if (i + 1) % self.pattern == 0:
+            return ()
+        sizes = [len(w) * v.n_merge ** 2 for w in self.by_size(v, field.columns, field.rows)]
+        return [(sizes.count(n), n) for n in dict.fromkeys(sizes)]
 
     def project(self, v, x, field):
         return gg.get_rows(super().project(v, x, field), field.leaf["back"])

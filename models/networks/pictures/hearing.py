@@ -93,7 +93,7 @@ class Voxtral(Ears):
 
 
 EARS = {"ultravox": Ultravox, "qwen2a": Qwen2Audio, "voxtral": Voxtral}
-STACKED = "ultravox", "voxtral"
+CONFORMER = "gemma4a"           # has a network of its own
 
 
 class HearingFile(SenseFile):
@@ -110,7 +110,7 @@ class Hearing(Tower):
         file, hparams = self.file, HParams(self.file)
         if file.projector not in EARS:
             raise NotSupported(f"{file.path}: projector {file.projector!r} of sounds is not supported; supported: "
-                               f"{', '.join(EARS)}")
+                               f"{', '.join((*EARS, CONFORMER))}")
         self.family = EARS[file.projector]()
         self.n_embd, self.n_layer = hparams.n_embd, hparams.n_layer
         self.n_head, self.eps = hparams.positive("attention.head_count"), hparams.eps("layer")

@@ -87,9 +87,10 @@ class Projector:
         """Queries or keys [d_head, n_head, n] with their positions."""
         return x
 
-    def mask(self, leaf, i):
-        """What patches see of each other in layer i; None: everything."""
-        return None
+    def windows(self, v, field, i):
+        """[(windows, patches of each), ...] of the patches in order, if each looks at its own window alone in layer i;
+        (): every patch sees every other."""
+        return ()
 
     def takes(self, i):
         """Is what layer i gives on wanted beside the last?"""

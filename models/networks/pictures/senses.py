@@ -3,10 +3,27 @@ import numpy as np
 
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.parts.picture_tokens import PictureTokens
-from ggjit.models.networks.pictures.hearing import EARS, Hearing, HearingFile
+from ggjit.models.networks.pictures.conformer import Conformer
+from ggjit.models.networks.pictures.hearing import CONFORMER, EARS, Hearing, HearingFile
+from ggjit.models.networks.pictures.mobilenet import MobileNet
+from ggjit.models.networks.pictures.projectors import MOBILENET
 from ggjit.models.networks.pictures.tower import senses_of
 from ggjit.models.networks.pictures.vision import Vision, VisionFile
 from ggjit.ops.core.errors import ModelError, NotSupported, ParamError
+
+OTHERS = {MOBILENET: MobileNet, CONFORMER: Conformer}       # which are no towers of like blocks
+
+
+def vision_of(path, options):
+    """The network that sees of an mmproj file.  Errors: BadFile, ModelError, NotSupported."""
+    file = VisionFile(path)
+    return OTHERS.get(file.projector, Vision)(file, options)
+
+
+def hearing_of(path, options):
+    """The network that hears of an mmproj file.  Errors: BadFile, ModelError, NotSupported."""
+    file = HearingFile(path)
+    return OTHERS.get(file.projector, Hearing)(file, options)
 
 
 def load(decoder, path):
@@ -17,18 +34,18 @@ def load(decoder, path):
     """
     senses = senses_of(path)
     if senses != ["audio"]:
-        decoder.vision = _loaded(Vision, VisionFile, path, decoder)
-    if "audio" in senses and (decoder.vision is None or HearingFile(path).projector in EARS):
-        decoder.hearing = _loaded(Hearing, HearingFile, path, decoder)
+        decoder.vision = _loaded(vision_of, path, decoder)
+    if "audio" in senses and (decoder.vision is None or HearingFile(path).projector in (*EARS, *OTHERS)):
+        decoder.hearing = _loaded(hearing_of, path, decoder)
     decoder.pictures = PictureTokens(decoder.n_vocab)
     most = decoder.vision.family.most(decoder.vision) if decoder.vision is not None and decoder.vision.sees_all else 0
     if most > decoder.n_batch:
         raise ParamError(f"n_batch = {decoder.n_batch}: a picture of {path} is read at once, and has {most} vectors")
 
 
-def _loaded(kind, file, path, decoder):
+def _loaded(network_of, path, decoder):
     o = decoder.options
-    network = kind(file(path), LoadOptions(o.backend, o.n_threads, repack=o.repack, strict=o.strict, reserve=False))
+    network = network_of(path, LoadOptions(o.backend, o.n_threads, repack=o.repack, strict=o.strict, reserve=False))
     try:
         check_pair(path, network, decoder)
     except BaseException:
@@ -83,5 +100,5 @@ def encode_audio(self, sound):
     """
     if self.hearing is None:
         raise NotSupported(f"{self.file.path} hears nothing alone; load_model(path, vision=\"mmproj.gguf\") "
-                           f"with an Ultravox, Qwen2-Audio or Voxtral part")
+                           f"with a part that hears (Gemma 4, Ultravox, Qwen2-Audio, Voxtral)")
     return self.hearing.encode(sound)

@@ -5,6 +5,7 @@
 Their families (projector.py) say what goes in, what comes out, and what their attention has of its own.
 """
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -105,10 +106,15 @@ class Tower(Network):
         self._pre_norm = self.norm_of(f"{p}.pre_ln", self.n_embd) if f"{p}.pre_ln.weight" in tensors else None
         self._post_norm = self.norm_of(f"{p}.post_ln", self.n_embd) if f"{p}.post_ln.weight" in tensors else None
         self._blocks = [self._load_block(f"{p}.blk.{i}.") for i in range(self.n_layer)]
-        for name in tensors:                    # layers behind the one that is taken; those of the other sense
-            behind = name.startswith(f"{p}.blk.") and int(name.split(".")[2]) >= self.n_layer
-            if behind or (self.file.has_both and name.startswith(SOUND_PARTS) != (p == "a")):
-                self.weights.used.add(name)
+        behind = [n for n in tensors if n.startswith(f"{p}.blk.") and int(n.split(".")[2]) >= self.n_layer]
+        self.weights.used.update(behind)        # layers behind the one that is taken
+        self._leave_other_sense()
+
+    def _leave_other_sense(self):
+        """Tensors of what sees are not wanted of what hears, in a file with both."""
+        if self.file.has_both:
+            self.weights.used.update(name for name in self.file.tensors
+                                     if name.startswith(SOUND_PARTS) != (self.prefix == "a"))
 
     def _load_block(self, at):
         d, tensors, want = self.n_embd, self.file.tensors, self.weights.want
@@ -147,7 +153,7 @@ class Tower(Network):
             return linear(weights, x)
         return gg.clamp(linear(weights, gg.clamp(gg.cont(x), *limits[:2])), *limits[2:])
 
-    def _block(self, g, x, w, i):
+    def _block(self, g, x, w, i, windows=()):
         def name(t, what):
             return gg.set_name(t, f"{what}-{i}")
 
@@ -157,16 +163,26 @@ class Tower(Network):
         h = name(self.normed(x, w["ln1"]), "attn_norm")
         q, k, v = self._by_head(h, w)
         q, k = (self.family.turned(self, t, g.leaf) for t in (q, k))
-        q, k, v = (gg.permute(t, 0, 2, 1, 3) for t in (q, k, v))
-        scale = self.d_head ** -0.5 if self.family.scale is None else self.family.scale
-        o = attend(g, q, k, v, self.family.mask(g.leaf, i), scale, i)
-        o = name(self.product(w["out"], gg.reshape_2d(o, self.n_embd, x.ne[1])), "attn_out")
+        o = name(self._attended(g, q, k, v, windows or [(1, x.ne[1])], i), "attn")
+        o = name(self.product(w["out"], o), "attn_out")
         x = gg.add(x, scaled(o, "ls1", "attn_post_norm"))
         h = self.normed(x, w["ln2"])
         up = self.product(w["up"], h)
         h = self._act(up) if w["gate"] is None else gg.mul(self._act(self.product(w["gate"], h)), up)
         x = gg.add(x, scaled(name(self.product(w["down"], h), "ffn_out"), "ls2", "ffn_post_norm"))
         return name(x if w["out_scale"] is None else gg.mul(x, w["out_scale"]), "l_out")
+
+    def _attended(self, g, q, k, v, windows, i):
+        """[n_embd, n] of q, k and v [d_head, n_head, n]; windows: as Projector has them, all of them."""
+        scale = self.d_head ** -0.5 if self.family.scale is None else self.family.scale
+        parts, at = [], 0
+        for count, n in windows:
+            of_run = (gg.view_4d(t, *t.ne[:2], n, count, t.nb[1], t.nb[2], n * t.nb[2], at * t.nb[2])
+                      for t in (q, k, v))
+            o = attend(g, *(gg.permute(t, 0, 2, 1, 3) for t in of_run), None, scale, i)
+            parts.append(gg.reshape_2d(o, self.n_embd, n * count))
+            at += n * count
+        return functools.reduce(lambda a, b: gg.concat(a, b, 1), parts)
 
     def _by_head(self, h, w):
         """q, k and v as [d_head, n_head, n]; norms over all heads, or over each, as wide as their weights."""

@@ -14,7 +14,7 @@ from ggjit.models.core.checks import integer
 from ggjit.models.files.picture import check_size, read_picture
 from ggjit.models.networks.pictures.picture_attention import attention_of
 from ggjit.models.networks.pictures.projector import MAX_SIDE, Field
-from ggjit.models.networks.pictures.projectors import PROJECTORS, family_of
+from ggjit.models.networks.pictures.projectors import family_of
 from ggjit.models.networks.pictures.tower import SenseFile, Tower
 from ggjit.models.networks.pictures.vision_input import patches
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported
@@ -38,9 +38,6 @@ class Vision(Tower):
     def _load(self):
         file, hparams = self.file, HParams(self.file)
         self.projector = file.projector or "mlp"
-        if self.projector not in PROJECTORS:
-            raise NotSupported(f"{file.path}: projector {self.projector!r} is not supported; supported: "
-                               f"{', '.join(PROJECTORS)}")
         self.family = family_of(self.projector, file)
         self.n_embd, self.n_layer = hparams.n_embd, hparams.n_layer
         self.n_head = hparams.positive("attention.head_count")
@@ -108,7 +105,7 @@ class Vision(Tower):
         g = Scope(field.leaf, n + self.has_class, 0, self.eps, self._flash, None)
         x = gg.set_name(self._embedded(field), "embd")
         for i, block in enumerate(self._blocks):
-            x = family.behind(self, g, self._block(g, x, block, i), field, i)
+            x = family.behind(self, g, self._block(g, x, block, i, family.windows(self, field, i)), field, i)
             if family.takes(i):
                 field.taken[i] = x
         x = x if self._post_norm is None else self.normed(x, self._post_norm)

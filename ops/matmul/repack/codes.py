@@ -19,6 +19,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from llvmlite import ir
 
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
@@ -26,6 +27,7 @@ from ggjit.ops.core.traits import module_of
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul import choices, mul_mat_tile
 from ggjit.ops.matmul.interleaved import FORMATS, LANES, unpacked
+from ggjit.ops.matmul.one_column import ColumnParts, OneColumn
 from ggjit.ops.matmul.repack.lane_tile import column_nbytes, make_prepare, make_tile, make_unpack
 from ggjit.ops.matmul.tile_kinds import tile_of
 from ggjit.ops.native import isa
@@ -51,7 +53,7 @@ from ggjit.ops.native.simd import load_ir, shuffle_ir, store_ir, vec_ir
 from ggjit.ops.types.shared.dot import OWN
 
 ROWS = LANES
-CHUNK_NBYTES = 64 << 10             # of weights, where there are enough: [576 x 1536] Q4_0, two threads, 1.1 x (Zen 5)
+CHUNK_NBYTES = 64 << 10             # of weights, where there are enough: less is read as several short streams
 UNPACKED_NBYTES = 384 << 10         # of unpacked weights a thread keeps in the second-level cache
 MAX_COLUMNS = 4                     # columns of a tile with AVX2
 # Tiles of columns from which on blocks of 32 are unpacked once for all; AVX-512 unpacks them in each
@@ -146,6 +148,29 @@ def make_rows_of(format):
     return rows_of
 
 
+def make_row_of(type):
+    """jitted (a, k, m, row, dst): one row of the file, of the interleaved [k, m] matrix at a."""
+    format, elements, nbytes = FORMATS[type], type.block, type.nbytes
+
+    @ir_function
+    def lane_of_block(b, block, lane, dst):
+        for run, start in zip(format.runs, format.starts, strict=True):
+            width, offs, count = run[:3]
+            field = ir.IntType(8 * width)
+            own = b.add(b.add(block, i64(start)), b.mul(lane, i64(width)))
+            for c in range(count):
+                x = load_ir(b, b.add(own, i64(width * LANES * c)), field, 1)
+                store_ir(b, b.xor(x, ir.Constant(field, _flip(run))), b.add(dst, i64(offs + width * c)), 1)
+
+    @inline
+    def row_of(a, k, m, row, dst):
+        n_blocks = k // elements
+        group, lane = a + row // ROWS * (n_blocks * nbytes * ROWS), row % ROWS
+        for i in range(n_blocks):
+            lane_of_block(group + i * ROWS * nbytes, lane, dst + i * nbytes)
+    return row_of
+
+
 # ---------------------------------------------------------------- kernel
 class _Shape(NamedTuple):
     """Sizes of a product's tiles.  narrower: some tiles have one column less; unpacks: codes are unpacked once for all
@@ -162,6 +187,14 @@ class _Shape(NamedTuple):
         return (f"{self.n_columns}" + "-narrower" * self.narrower + f"x{self.n_groups}" * (self.n_groups > 1)
                 + f"-{self.prefetch}" * (self.prefetch != OWN) + "-in_turn" * self.in_turn + "-unpacks" * self.unpacks
                 + f"-prefetch{self.n_lines}" * (self.n_lines > 0))
+
+
+@inline
+def _chunk_of_groups(groups, group_nbytes, n_groups, nth):
+    """Groups that a thread takes at once: whole tiles of n_groups, whole cache lines of results."""
+    chunk = max(chunk_rows(groups, nth), min(CHUNK_NBYTES // group_nbytes, groups // (2 * nth)))
+    chunk = (chunk + n_groups - 1) // n_groups * n_groups
+    return chunk_of_lines(chunk, 4 * ROWS, groups, nth)
 
 
 def _make(type, shape):
@@ -183,15 +216,12 @@ def _make(type, shape):
     @inline
     def chunk_of(groups, n_blocks, nth):
         """Groups that a thread takes at once."""
-        chunk = chunk_rows(groups, nth)
         if n_lines > 1:                         # few tiles: chunks are short, and the next one is prefetched meanwhile
             return n_groups
         if n_lines or unpacks:                  # a chunk may not have more unpacked rows than fit the scratch memory
             chunk = min((groups + 2 * nth - 1) // (2 * nth), UNPACKED_NBYTES // (n_blocks * seen_nbytes))
             return max(1, chunk // n_groups) * n_groups
-        chunk = max(chunk, min(CHUNK_NBYTES // (n_blocks * nbytes), groups // (2 * nth)))
-        chunk = (chunk + n_groups - 1) // n_groups * n_groups
-        return chunk_of_lines(chunk, 4 * ROWS, groups, nth)
+        return _chunk_of_groups(groups, n_blocks * nbytes, n_groups, nth)
 
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST
@@ -230,6 +260,38 @@ def _make(type, shape):
                     multiply(n * (t + 1) // tiles - j, w, panels + j * column, n_blocks, c + 4 * ROWS * g, nb(d, 1),
                              next_w if ahead < n_groups * n_blocks * nbytes else w)
     return kernel
+
+
+def _one_column(a, shape, label):
+    """The OneColumn of repacked weights; None where the last tile would overlap the one before it."""
+    format, run = FORMATS[a.type], 4 * ROWS
+    if shape.unpacks or shape.n_lines or run % (shape.n_groups * ROWS) or a.ne[1] % (shape.n_groups * ROWS):
+        return None
+    panel = whole_lines.py_func(a.ne[0] // a.type.block * column_nbytes(format))
+    return OneColumn(label, run, panel, lambda: _parts(a.type, shape))
+
+
+def _parts(type, shape):
+    format, block, n_groups = FORMATS[type], type.block, shape.n_groups
+    prepare_in, nbytes = make_prepare(format), format.nbytes
+    tile = make_tile(format, 1, n_groups, shape.prefetch, shape.in_turn)
+
+    @inline
+    def prepare(src, panel, k):
+        prepare_in(src, k, panel, 0, 1)
+
+    @inline
+    def rows(a, k, y, start, stop, out):
+        n_blocks = k // block
+        group_nbytes = n_blocks * nbytes
+        for r in range(start, stop, n_groups * ROWS):
+            w = addr(a) + r // ROWS * group_nbytes
+            tile(w, y, n_blocks, out + 4 * (r - start), 0, w)
+
+    @inline
+    def chunk(a, nth, n):
+        return _chunk_of_groups(ne(a, 1) // ROWS, n * (ne(a, 0) // block) * nbytes, n_groups, nth) * ROWS
+    return ColumnParts(prepare, rows, chunk)
 
 
 def _tile_product(a, b, format, n_threads):
@@ -303,7 +365,8 @@ def product(a, b, n_threads):
     if shape.unpacks:
         row_group = n_blocks * unpacked(format).nbytes
         own_nbytes = max(UNPACKED_NBYTES, shape.n_groups * row_group) + (shape.n_groups - 1) * row_group + 64
-    return Kernel(f"mul_mat-repacked-{a.type.name}-{shape}", lambda: _make(a.type, shape), cost,
+    name = f"mul_mat-repacked-{a.type.name}-{shape}"
+    return Kernel(name, lambda: _make(a.type, shape), cost,
                   (n_threads if n == 1 else n) * whole_lines.py_func(n_blocks * column_nbytes(format))
                   + n_threads * own_nbytes,
-                  (__name__, module_of(a.type)))
+                  (__name__, module_of(a.type)), column=_one_column(a, shape, name) if n == 1 else None)
