@@ -24,7 +24,7 @@ from ggjit.ops.core.errors import Cancelled, NotSupported, ParamError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import ABORTED, N_FLAGS, N_INFO, N_TASKS, VIEW_OPS, WORD
 from ggjit.ops.core.shape import describe
-from ggjit.ops.elementwise.custom import RAISED
+from ggjit.ops.elementwise.custom_jit import RAISED
 from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native.jit import address_of, kernel_address
 

@@ -34,7 +34,7 @@ from ggjit.models.networks.base.memory import (
     unique_memory,
 )
 from ggjit.models.networks.base.model_table import model_html
-from ggjit.models.networks.base.other_methods import of_a_model
+from ggjit.models.networks.base.other_methods import no_items, of_a_model
 from ggjit.models.networks.base.strict import refuse_unused
 from ggjit.models.networks.inside import inside
 from ggjit.models.networks.inside.hooks import Hooks
@@ -222,6 +222,8 @@ class Network:
             raise TypeMismatch(f"m(...) takes a text, got {type(prompt).__name__}; of token ids, m.logits(ids) gives "
                                f"the logits and m.generate(ids) the text that follows")
         return self.generate(prompt, **options) if self.CAUSAL else self.embed([prompt], **options)[0]
+
+    __getitem__ = no_items
 
     tokenizer, _end_of_ids = property(token_ids.tokenizer), property(token_ids.end_of_ids)
     tokenize, detokenize = token_ids.tokenize, token_ids.detokenize
