@@ -153,6 +153,7 @@ def _conv(new):
 
 # {name: (are weights repacked, leaves -> the graph's results)}
 GRAPHS = {"prompt, Q4_0": (True, lambda new: _layer(new, gg.Q4_0, 24)),
+          "long prompt, Q4_0": (True, lambda new: _layer(new, gg.Q4_0, 96)),
           "token, Q4_0": (True, lambda new: _layer(new, gg.Q4_0, 1)),
           "prompt, F16": (False, lambda new: _layer(new, gg.F16, 24)),
           "token, F16": (False, lambda new: _layer(new, gg.F16, 1)),
