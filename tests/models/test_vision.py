@@ -343,12 +343,36 @@ def test_files_and_arrays_are_the_same_picture(tmp_path):
     assert grey.shape == x.shape and (grey == x[..., :1]).all()
     clear = np.dstack([x, np.zeros(x.shape[:2], np.uint8)])
     assert (read_picture(clear) == 255).all()
-    for mode in ("CMYK", "P", "1", "I;16"):
+    for mode in ("CMYK", "P", "1"):
         buffer = io.BytesIO()
-        picture = pillow.fromarray(x).convert("I").point(lambda v: v * 200).convert("I;16") if mode == "I;16" else \
-            pillow.fromarray(x).convert(mode)
-        picture.save(buffer, "TIFF")
+        pillow.fromarray(x).convert(mode).save(buffer, "TIFF")
         assert read_picture(buffer.getvalue()).shape == x.shape
+
+
+@pytest.mark.parametrize(("kind", "format"), [(np.uint16, "PNG"), (np.uint16, "TIFF"), (np.int32, "TIFF"),
+                                              (np.float32, "TIFF")])
+def test_grey_values_of_many_bits(kind, format):
+    pillow = pytest.importorskip("PIL.Image")
+    x, buffer = files.picture(0, 13, 17)[..., 0], io.BytesIO()
+    deep = {np.uint16: x.astype(np.uint16) * 257, np.int32: x.astype(np.int32),
+            np.float32: x.astype(np.float32) / 255}[kind]
+    pillow.fromarray(deep).save(buffer, format)
+    for source in (buffer.getvalue(), pillow.fromarray(deep)):
+        assert (read_picture(source) == x[..., None]).all()
+    if kind is np.int32:
+        for wrong in (-deep, deep * 100000):
+            with pytest.raises(gg.ParamError, match="grey values from"):
+                read_picture(pillow.fromarray(wrong))
+
+
+def test_a_photograph_is_turned_as_its_camera_says():
+    pillow = pytest.importorskip("PIL.Image")
+    x, buffer, exif = files.picture(0, 13, 17), io.BytesIO(), pillow.Exif()
+    exif[0x0112] = 6                            # what is left in the file is up
+    pillow.fromarray(x).save(buffer, "PNG", exif=exif)
+    assert (read_picture(buffer.getvalue()) == np.rot90(x, -1)).all()
+    pillow.fromarray(x).save(damaged := io.BytesIO(), "PNG", exif=b"Exif\0\0II*\0\xff\xff")
+    assert (read_picture(damaged.getvalue()) == x).all()
 
 
 @pytest.mark.parametrize(("source", "error", "message"), [
