@@ -17,7 +17,7 @@ from ggjit.models.networks.parts.picture_tokens import PictureTokens
 from ggjit.models.networks.peak import model_peak
 from ggjit.models.networks.pictures import senses
 from ggjit.models.networks.pictures.vision_input import kept_proportions
-from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
+from ggjit.models.text.picture_prompt import ids_with_pictures, pictures_and_sounds, without_pictures
 from ggjit.tools.command.main import main
 
 # transformers' CLIPVisionModel(...).hidden_states[-2] of clip_tensors, then the two matrices with a GELU between
@@ -159,6 +159,20 @@ def test_openai_s_form_of_a_message():
             without_pictures([{"role": "user", "content": [part]}])
     with pytest.raises(gg.ParamError, match="stands for a picture"):
         without_pictures([{"role": "user", "content": "say <__media__>"}])
+
+
+def test_one_picture_needs_no_list():
+    x = files.picture(0, 8, 9)
+    for images, want in ((None, []), ("a.png", ["a.png"]), (b"x", [b"x"]), ((), []), (["a", "b"], ["a", "b"])):
+        assert pictures_and_sounds(images, None) == want
+    assert pictures_and_sounds(x, ())[0] is x and len(pictures_and_sounds(np.stack([x, x]), ())) == 2
+    samples = np.zeros(9, np.float32)
+    (one,), (other,), two = (pictures_and_sounds((), a) for a in (samples, (samples, 8000), ("a.wav", "b.wav")))
+    assert one.source is samples and other.source[1] == 8000 and len(two) == 2
+    with pytest.raises(gg.TypeMismatch, match="images is a list of pictures, got int"):
+        pictures_and_sounds(5, ())
+    with pytest.raises(gg.ParamError, match="'video', which is no text, picture or sound"):
+        without_pictures([{"role": "user", "content": [{"type": "image", "image": "x"}, {"type": "video"}]}])
 
 
 def test_pictures_that_were_forgotten_are_told(monkeypatch):
