@@ -314,6 +314,8 @@ def test_what_does_not_belong_together(small, tmp_path):
         load_model(text, n_threads=1, vision=files.write("mlp", tmp_path / "w.gguf", n_out=32))
     with pytest.raises(gg.ModelError, match="no vision part .*'llama'"):
         load_model(text, n_threads=1, vision=text)
+    with pytest.raises(gg.ModelError, match="sees or hears beside a model, load_model.model, vision="):
+        load_model(files.write("mlp", tmp_path / "w.gguf"), n_threads=1)
     with pytest.raises(gg.ModelError, match=r"v.blk.1.attn_q.weight' is missing"):
         load_model(text, n_threads=1, vision=files.write("mlp", tmp_path / "w.gguf", without=["v.blk.1.attn_q.weight"]))
     with pytest.raises(gg.ModelError, match="are no vision network"):
