@@ -3,8 +3,8 @@
     python -m benchmarks.core_traffic [--only GRAPH;...] [--threads 2,8,64] [--kernels]     > results/core-traffic.md
 
 Counted, not timed (recorder.py): 64 threads are counted on one core, and the figures are the same on every machine of
-an instruction set.  Every node is shared, as if all were large; products follow Zen 5's rule.  A test compares: no
-figure of the table may rise.
+an instruction set.  Nodes are in the order that networks have, every one is shared, as if all were large, and products
+follow Zen 5's rule.  A test compares: no figure of the table may rise.
 """
 import argparse
 import contextlib
@@ -178,7 +178,7 @@ def count(name, n_threads):
     with _rule(), sharing.forced(1.0):
         cpu, new = gg.init_backend("CPU", n_threads=n_threads), Leaves(repacked)
         with new.ctx:
-            graph = gg.Graph(*build(new))
+            graph = gg.Graph(*build(new), order="together")
         new.filled(cpu)
         gg.GraphAllocator(cpu).alloc_graph(graph)
         return record(cpu.graph_plan_create(graph))

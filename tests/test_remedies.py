@@ -3,6 +3,7 @@ import ast
 import copy
 import functools
 import pathlib
+import pickle
 import re
 import tomllib
 
@@ -140,7 +141,8 @@ REMEDIES = {
     "a truth value": (lambda f: tensor(1), bool, r"neither true nor false", lambda t: bool(gg.compute(t))),
     "a list of results": (lambda f: [gg.relu(tensor(4)), gg.tanh(tensor(4))], gg.compute, r"write \*list",
                           lambda ys: gg.compute(*ys)),
-    "a copy": (lambda f: tensor(4), copy.copy, "gg.dup copies it", lambda t: gg.compute(gg.dup(t))),
+    "a pickle": (lambda f: tensor(4), pickle.dumps, r"copy.copy\(t\) is a leaf; pickle its Graph",
+                 lambda t: pickle.dumps(gg.Graph(gg.dup(copy.copy(t))))),
     "an array": (lambda f: X, gg.relu, r"gg.tensor\(values\) makes one", lambda a: gg.compute(gg.relu(gg.tensor(a)))),
     "written in place": (lambda f: gg.sqr(tensor(4)), lambda t: gg.compute(t, gg.scale_inplace(t, 2.0)),
                          "without _inplace", lambda t: gg.compute(t, gg.scale(t, 2.0))),

@@ -4,12 +4,16 @@
     x                       <x F32 [64, 8], CPU buffer 3>                   in a terminal: one line
                             facts and values as HTML (display/html.py)      in a notebook
 """
+import difflib
 import functools
 import html
 import io
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ggjit.alloc.report import mib
-from ggjit.ops.core.errors import MissingExtra, NotSupported, extra
+from ggjit.ops.core.errors import MissingExtra, NoSuchAttribute, NotSupported, extra
 from ggjit.ops.core.printable import TEXT, printable
 
 
@@ -39,7 +43,8 @@ class HtmlRepr:
 
 
 class PlotRepr:
-    """Mixin: the object is shown as its plot() in notebooks, where matplotlib is installed."""
+    """Mixin: the object is shown as its plot() in notebooks, where matplotlib is installed.  The error for a name that
+    it lacks lists those it has."""
     __slots__ = ()
 
     def _repr_png_(self):
@@ -52,6 +57,39 @@ class PlotRepr:
         figure.savefig(png, bbox_inches="tight")
         plt.close(figure)
         return png.getvalue()
+
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """An AttributeError that lists the names there are."""
+            names = [] if name.startswith("_") else [n for n in dir(self) if not n.startswith("_")]
+            close = difflib.get_close_matches(name, names, 1, 0.7)
+            hint = f"; it has {', '.join(names)}" if names else ""
+            hint += f" (did you mean {close[0]}?)" if close else ""
+            raise NoSuchAttribute(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
+
+
+class Arrayed:
+    """Mixin: the object stands for one array, its attribute of the name ARRAY: shape, length, indices, iteration and
+    `np.asarray` are the array's."""
+    __slots__ = ()
+    ARRAY = "values"
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(getattr(self, self.ARRAY), dtype, copy=bool(copy) or None)
+
+    @property
+    def shape(self):
+        """The shape of the array that the object stands for."""
+        return getattr(self, self.ARRAY).shape
+
+    def __len__(self):
+        return len(getattr(self, self.ARRAY))
+
+    def __getitem__(self, index):
+        return getattr(self, self.ARRAY)[index]
+
+    def __iter__(self):
+        return iter(getattr(self, self.ARRAY))
 
 
 def size_text(nbytes):

@@ -24,7 +24,7 @@ from ggjit.ops.core.errors import Cancelled, NotSupported, ParamError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import ABORTED, N_FLAGS, N_INFO, N_TASKS, VIEW_OPS, WORD
 from ggjit.ops.core.shape import describe
-from ggjit.ops.elementwise.custom import RAISED
+from ggjit.ops.elementwise.custom_jit import RAISED
 from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native.jit import address_of, kernel_address
 
@@ -152,12 +152,12 @@ class CPUPlan(Plan):
         return {id(kernel): kernel for kernel in self.kernels}.values()
 
     def _tasks(self):
-        """Threads that run each node: all, or one."""
+        """Threads that run each node: all, or one, where the others would find nothing to do or too little."""
         n = self.n_threads
         if n == 1:
             return [1] * len(self.kernels)
         least = least_nanoseconds(n)
-        large = [k.cost >= least for k in self.kernels]
+        large = [k.cost >= least and not k.alone for k in self.kernels]
         saved = sum(k.cost for k in itertools.compress(self.kernels, large)) * (1 - 1 / n)
         return [n if x and saved >= LEAST_SAVED * least else 1 for x in large]
 

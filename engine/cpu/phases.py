@@ -22,7 +22,7 @@ class _Use:
 
     def __init__(self, part, n_tasks, where, updating):
         self.alone, self.of_user = n_tasks == 1, hasattr(part.kernel, "code")
-        self.one_column = part.t.op is OP.MUL_MAT and part.t.ne[1:] == (1, 1, 1)
+        self.one_column = part.t.ne[1:] == (1, 1, 1) and any(t.op is OP.MUL_MAT for t in part.nodes)
         self.work_nbytes = _whole_lines(part.kernel.work_nbytes)
         written = [*part.stored, *(part.t.src[j] for j in updating.get(part.t.op, ()))]
         self.writes = [_lines(t, where) for t in written]

@@ -13,6 +13,8 @@ import linecache
 import sys
 import traceback
 
+from ggjit.ops.core.printable import shown_file
+
 _NOTEBOOK = ("IPython.", "ipykernel.")
 
 
@@ -23,11 +25,6 @@ def _is_ours(frame):
 
 def _is_library(frame):
     return _is_ours(frame) or frame.f_globals.get("__name__", "").startswith(_NOTEBOOK)
-
-
-def _cell(file):
-    """"cell" for a notebook's cell, whose file name is a number; else the file's name."""
-    return "cell" if "ipykernel_" in file or file.startswith("<ipython") else file
 
 
 def shorten_interrupts():
@@ -52,5 +49,5 @@ def short_traceback(error):
         if not _is_library(frame):
             file, code = frame.f_code.co_filename, linecache.getline(frame.f_code.co_filename, number).strip()
             where = "" if frame.f_code.co_name.startswith("<") else f", in {frame.f_code.co_name}"
-            lines.append(f"{_cell(file)}, line {number}{where}\n    {code}")
+            lines.append(f"{shown_file(file)}, line {number}{where}\n    {code}")
     return [*lines, f"{name}: {error}".removesuffix(": "), *getattr(error, "__notes__", ())]

@@ -1,6 +1,7 @@
 """Graphs: which tensors are computed, in which order, where their results lie, and plans that compute them.
 
     graph, visit                        the graph; which tensors are in it, in ggml's order
+    together                            products of one column next to each other
     layers, pickling, copying           layers found by names; graphs as bytes; on another backend
     requests, allocator                 graphs as numbers for the planners; memory for the results
     placed                              tensors and graphs as a scheduler's backends see them

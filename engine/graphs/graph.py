@@ -15,6 +15,7 @@ from ggjit.core.row_sizes import nbytes_of
 from ggjit.core.table import TABLE
 from ggjit.graphs.placed import PlacedRun
 from ggjit.graphs.plan_cache import PlanCache
+from ggjit.graphs.together import together
 from ggjit.graphs.visit import visit
 from ggjit.ops.core.errors import NoSuchAttribute, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
@@ -34,7 +35,10 @@ class Graph(HtmlRepr):
     depth-first visit, which its allocator's offsets depend on.
 
     order="memory": the nodes in an order that needs less memory (branchy and training graphs; chains stay as they are).
-    It respects every read and write of every storage, so the results are the same bit for bit.
+    order="together": products of one column that read the same one next to each other, so that threads do not meet
+    between them; such a graph may need a little more memory.
+
+    Both respect every read and write of every storage, so the results are the same bit for bit.
     """
     outputs, nodes, leafs, node_ids, leaf_ids, output_ids = (
         Fixed("a graph never changes: make another, gg.Graph(*tensors)") for _ in range(6))
@@ -47,8 +51,8 @@ class Graph(HtmlRepr):
 
     @typed_call
     def __init__(self, *outputs, order="graph"):
-        if order not in ("graph", "memory"):
-            raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")
+        if order not in ("graph", "memory", "together"):
+            raise ParamError(f"order {order!r}: expected 'graph', 'memory' or 'together'")
         with oom_guard("Graph"):
             self._make(outputs, order)
 
@@ -85,7 +89,8 @@ class Graph(HtmlRepr):
 
     def _set_up(self, outputs, nodes, leafs, order="graph"):
         self._keep(outputs)
-        nodes = _in_memory_order(nodes, leafs, self.output_ids) if order == "memory" else nodes
+        if order != "graph":
+            nodes = together(nodes) if order == "together" else _in_memory_order(nodes, leafs, self.output_ids)
         self.outputs, self.nodes, self.leafs = tuple(outputs), FixedList(nodes), FixedList(leafs)
         self.node_ids, self.leaf_ids = (fixed_array(_ids(tensors)) for tensors in (nodes, leafs))
         TABLE.words[self.node_ids, T_FLAGS] |= FLAG_COMPUTE

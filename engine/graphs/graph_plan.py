@@ -228,7 +228,7 @@ class Plan(Results, HtmlRepr):
     def _still_fits(self, places):
         """Does the layout hold for the memory as it is now?  A tensor may have moved to where a fused kernel would
         overwrite what it reads."""
-        return all(p.permitted(places) for p in self.parts if len(p.nodes) > 1)
+        return all(p.permitted(places) for p in self.parts if p.params is not None)
 
     def _resolve(self, places):
         """Write the address of every view; called again when something moved."""

@@ -62,6 +62,22 @@ def _in_place(t, a):
     tensor_alloc(ArrayBuffer(HOST, owned.reshape(-1) if owned.size else np.empty(0, np.uint8)), t, 0)
 
 
+def copied_leaf(t):
+    """A leaf of t's context with t's type, shape, name and a copy of its values, bit for bit.  Errors: NotAllocated,
+    Overwritten."""
+    if t.type.dtype is not None:
+        return from_numpy(t.ctx._target(), np.array(t.numpy(), order="C"), t.name)
+    raw = t.bytes()                                 # blocks: rows without gaps, or a row each
+    size, n_rows = t.type.row_nbytes(t.ne[0]), t.ne[1] * t.ne[2] * t.ne[3]
+    if len(raw) != size * n_rows:
+        raw = b"".join(raw[i * t.nb[1] + j * t.nb[2] + k * t.nb[3]:][:size]
+                       for k in range(t.ne[3]) for j in range(t.ne[2]) for i in range(t.ne[1]))
+    leaf = t.ctx._target()._leaf(t.type, t.ne[:t.ndim] or (1,), t.name, t.ndim)
+    tensor_alloc(HOST.alloc_buffer(leaf.nbytes), leaf, 0)
+    leaf.set_bytes(raw)
+    return leaf
+
+
 def leaf_of_dlpack(ctx, x, name=""):
     """A leaf of `ctx` over the memory of x, an array of any library with DLPack.  Errors: TypeMismatch."""
     if not hasattr(x, "__dlpack__"):

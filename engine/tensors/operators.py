@@ -28,7 +28,7 @@ from ggjit.ops.elementwise.binary import add, div, mul, sub
 from ggjit.ops.elementwise.constants import fill, scale, scale_bias
 from ggjit.ops.elementwise.unary import SIMPLE
 from ggjit.ops.matmul.mul_mat import mul_mat
-from ggjit.tensors.arrays import from_numpy, leaf_of_dlpack
+from ggjit.tensors.arrays import copied_leaf, from_numpy, leaf_of_dlpack, numbers
 
 
 def _floor(x):
@@ -106,8 +106,27 @@ class Operators:
         if self.type.block > 1 or self.type.name == "bf16":
             raise TypeMismatch(f"{describe(self)} holds blocks, which have no elements to write to; t.set(values) "
                                f"converts a whole array")
+        if isinstance(value, Operators) and value._where() is None:     # also `t[i] += 1`, which adds a node first
+            raise NotAllocated(f"{describe(value)} has no values yet, so none to write into {describe(self)}; write "
+                               f"gg.compute(value), or with t.write() as a: a[i] += 1")
         with self.write() as a:
             a[index] = value.numpy() if isinstance(value, Operators) else value
+
+    def __copy__(self):
+        """`copy.copy` and `copy.deepcopy`: a leaf with a copy of the values.  Errors: NotAllocated, Overwritten."""
+        return copied_leaf(self)
+
+    def __deepcopy__(self, memo):
+        return copied_leaf(self)
+
+    def __format__(self, spec):
+        """`f"{t:.3f}"` of a tensor of one element is its value's.  Errors: TypeMismatch for several elements."""
+        if not spec:
+            return str(self)
+        if math.prod(self.ne) != 1:
+            raise TypeMismatch(f"{describe(self)} holds {math.prod(self.ne):,} values, {spec!r} formats one; write "
+                               f"np.array2string(t.numpy(), precision=3)")
+        return format(self._one_value("format"), spec)
 
     def __float__(self):
         return float(self._one_value("float"))
@@ -329,6 +348,8 @@ def _operand(x, like):
     """x as a tensor for an op with `like`: scalars and arrays of any library become leaves; None for other objects."""
     if isinstance(x, Operators):
         return x
+    if isinstance(x, list | tuple):
+        x = numbers(x, "a list beside a tensor")
     if not _is_scalar(x) and not isinstance(x, np.ndarray):
         if not hasattr(x, "__dlpack__"):
             return None

@@ -215,7 +215,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         return values_text(self)
 
     def __reduce__(self):
-        raise TypeMismatch(f"{describe(self)} cannot be copied or pickled by itself; gg.dup copies it in a graph; "
+        raise TypeMismatch(f"{describe(self)} cannot be pickled by itself; copy.copy(t) is a leaf; "
                            f"pickle its Graph, or save the values with ggjit.models.save_gguf")
 
     # ------------------------------------------------------------ data

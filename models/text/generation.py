@@ -1,4 +1,5 @@
 """Text, token by token."""
+import asyncio
 import collections
 import inspect
 import itertools
@@ -6,6 +7,7 @@ import math
 import sys
 import time
 import weakref
+from typing import TYPE_CHECKING
 
 from ggjit.models.core.checks import integer, known_options
 from ggjit.models.core.other_options import GENERATION
@@ -15,7 +17,8 @@ from ggjit.models.text.logprobs import tokens_html
 from ggjit.models.text.sampling import OPTIONS, Sampler
 from ggjit.models.text.speculation import Speculation, guesser_of
 from ggjit.models.text.text_inside import TextInside
-from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.errors import NoSuchAttribute, NotSupported, ParamError, TypeMismatch
+from ggjit.ops.native.jit import CACHE
 
 REDRAW_SECONDS = 0.15          # between two drawings of a cell while its text is generated
 INSIDE_TOKENS, INSIDE_NBYTES = 48, 512 << 20    # of prompt and text, and of weights, whose insides a cell shows unasked
@@ -72,6 +75,7 @@ class Generation:
         self._mark = object()               # in `model.cache_owner` while this text is in the model's cache
         # pieces that were generated for `text` and still have to come out of the iteration
         self._pieces = collections.deque()
+        self._is_begun = False
         self._steps = Generation._run(weakref.proxy(self))      # held weakly: no cycle that keeps the model
 
     @property
@@ -100,13 +104,37 @@ class Generation:
 
     @property
     def tokens(self):
-        """The tokens so far, a list of TokenLogprob: `.id .text .logprob .alternatives .seconds`; the last one of a
-        text that ended by itself is its end.  With `logprobs=None` the log-probabilities are None.
+        """A list of TokenLogprob: `.id .text .logprob .alternatives .seconds`; the last one of a text that ended by
+        itself is its end.  With `logprobs=None` the log-probabilities are None.  Before the first piece was asked for
+        the whole text is generated; afterwards these are the tokens so far.
 
             g = m.generate("Elizabeth was", n_predict=8, logprobs=3)
-            for t in g.text and g.tokens: print(t.text, t.logprob, [a.text for a in t.alternatives])
+            for t in g.tokens: print(t.text, t.logprob, [a.text for a in t.alternatives])
         """
+        if not self._is_begun:
+            _ = self.text
         return list(self.answer.scored)
+
+    def __getitem__(self, index):
+        """Errors: TypeMismatch, always."""
+        raise TypeMismatch(f"a Generation is read in order: `for piece in g`; g.text[{index!r}] is of the text, "
+                           f"g.tokens[{index!r}] of its tokens")
+
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """An AttributeError; for names of str it says where the text is."""
+            hint = f"; write g.text.{name}" if hasattr(str, name) else ""
+            raise NoSuchAttribute(f"a Generation has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        """The next piece, computed in another thread: `async for piece in g` leaves the event loop free."""
+        piece = await asyncio.to_thread(next, self, None)
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
 
     def _repr_html_(self):
         """The whole text, each token coloured by its probability; alternatives on hover and by a click, and with them
@@ -145,7 +173,7 @@ class Generation:
             page.update({"text/html": opened._repr_html_(), "text/plain": repr(self)}, raw=True)
 
     def _shown(self, prompt):
-        return {"text/html": tokens_html(self.tokens, prompt), "text/plain": repr(self)}
+        return {"text/html": tokens_html(list(self.answer.scored), prompt), "text/plain": repr(self)}
 
     def inside(self, top=INSIDE_TOP):
         """The text with the model's insides: a click on a token opens what each layer would have said in its place,
@@ -165,6 +193,7 @@ class Generation:
 
     def _next_piece(self):
         """The next piece of text, or None at its end."""
+        self._is_begun = True
         try:
             return self._computed_piece()
         except StopIteration:
@@ -245,7 +274,7 @@ class Generation:
         """Yields pieces, and ids whose logits are to be sent."""
         stats, answer, n_ctx = self.stats, self.answer, self.model.n_ctx
         answer.begin()
-        t0 = time.perf_counter()
+        t0, n_compiled = time.perf_counter(), CACHE.compiled
         logits = yield self.prompt_ids
         stats["prefill_tokens_per_second"] = len(self.prompt_ids) / (time.perf_counter() - t0)
         answer.sampler.accept(self._text_ids)
@@ -268,8 +297,9 @@ class Generation:
                 stats["decode_tokens_per_second"] = len(answer.tokens) / decode_seconds
         rest = answer.finish()
         stats["text"], stats["stop_reason"] = answer.text, answer.stop_reason
-        self.model.last_speed = {"prompt": stats["prefill_tokens_per_second"],
-                                 "decode": stats["decode_tokens_per_second"]}
+        if CACHE.compiled == n_compiled:            # else these are times of compiling
+            self.model.last_speed = {"prompt": stats["prefill_tokens_per_second"],
+                                     "decode": stats["decode_tokens_per_second"]}
         if rest:
             yield rest
 

@@ -159,7 +159,8 @@ class Sampler:
             not {"penalties", "dry", "typ_p", "xtc"} & {*names}
         # how many of the likeliest tokens suffice, if known; a grammar then need not check all others
         self._n_deciding = 1 if self._greedy else self.top_k if names[:1] == ["top_k"] else 0
-        self._breakers = _heads(tokenizer, self.dry_sequence_breakers) if tokenizer and "dry" in names else {}
+        reads_text = tokenizer is not None and "dry" in names
+        self._breakers = _heads(tokenizer, self.dry_sequence_breakers) if reads_text else {}
         looks_back = self.penalty_last_n, self.dry_penalty_last_n
         self.grammar = grammar
         self._keep = None if -1 in looks_back else max(looks_back)      # how many ids are remembered; None: all

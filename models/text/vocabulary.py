@@ -6,13 +6,22 @@ import codecs
 import functools
 import operator
 import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ggjit.core.arguments import nearest
 from ggjit.models.files.gguf import StringArray
 from ggjit.models.text.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, space_stripping, specials
-from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, extra
+from ggjit.ops.core.errors import (
+    IndexRangeError,
+    ModelError,
+    NoSuchAttribute,
+    NotSupported,
+    ParamError,
+    TypeMismatch,
+    extra,
+)
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.whole_numbers import is_whole
 
@@ -23,6 +32,19 @@ ROLE_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}     
 
 BEFORE_MARKS, CONTRACTIONS = re.compile(rb" (?=[?!.,])"), re.compile(rb" (?='(?:[sm]|[rv]e))")
 
+# names of other libraries' tokenizers, and what to write here
+OTHER_NAMES = {
+    **dict.fromkeys(("tokenize", "encode_plus", "batch_encode_plus"), "tokenizer.encode(text), for each text"),
+    **dict.fromkeys(("detokenize", "batch_decode"), "tokenizer.decode(ids), for each list of ids"),
+    **dict.fromkeys(("vocab_size", "n_tokens"), "tokenizer.n_vocab"),
+    **dict.fromkeys(("get_vocab", "vocab"), "{tokenizer.piece(i): i for i in range(tokenizer.n_vocab)}"),
+    **dict.fromkeys(("convert_ids_to_tokens", "id_to_token", "id_to_piece"), "tokenizer.piece(id), the token's bytes"),
+    **dict.fromkeys(("convert_tokens_to_ids", "token_to_id", "piece_to_id"),
+                    "tokenizer.encode(token, add_special=False, parse_special=True)"),
+    **{f"{name}_token_id": f"tokenizer.{name}_id" for name in ("bos", "eos", "unk")},
+    **{f"{name}_token": f"tokenizer.piece(tokenizer.{name}_id, special=True)" for name in ("bos", "eos", "unk")},
+    **dict.fromkeys(("all_special_ids", "special_tokens_map"), "tokenizer.stop_ids, the ends of turn and document"),
+    **dict.fromkeys(("apply_chat_template", "chat_template"), "m.chat_prompt(messages), or m.chat(messages)")}
 KINDS = {}                      # tokenizer.ggml.model -> Tokenizer subclass
 
 
@@ -54,6 +76,20 @@ class Tokenizer:
         for name, wanted, id in (("bos", self.add_bos, self.bos_id), ("eos", self.add_eos, self.eos_id)):
             if wanted and id is None:
                 self._bad(f"add_{name}_token is set, but {KEY}{name}_token_id is missing")
+
+    def __len__(self):
+        """How many tokens there are."""
+        return self.n_vocab
+
+    def __call__(self, text, *others, **options):
+        """Errors: TypeMismatch, always: other libraries give a dictionary here."""
+        raise TypeMismatch("tokenizer(text): write tokenizer.encode(text), a list of ids, or m.tokenize(text)")
+
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """An AttributeError that says what other libraries' name is here."""
+            hint = f"; write {OTHER_NAMES[name]}" if name in OTHER_NAMES else ""
+            raise NoSuchAttribute(f"a tokenizer has no attribute {name!r}{hint}", name=name, obj=self)
 
     # ---------------------------------------------------------------- text -> ids
     @oom_guard("encode: the ids of a text")

@@ -366,7 +366,7 @@ def kernel(t, n_threads):
     per_token = 0.7 * t.ne[0] * t.ne[2]                     # angles, sines and cosines
     label = f"rope-{mode}-{ty.name}{'-back' * back}{'-factors' * factors}"
     return Kernel(label, lambda: _make(mode, ty, back, factors), cost=0.02 * touched_nbytes(t) + per_token,
-                  work_nbytes=n_threads * _scratch_nbytes(t.ne[0]))
+                  work_nbytes=n_threads * _scratch_nbytes(t.ne[0]), alone=t.ne[2:] == (1, 1))
 
 
 # ---------------------------------------------------------------- cases

@@ -78,7 +78,7 @@ def kernel(t, n_threads):
     each = 0.3 if t.type.quantized else 0.1
     return Kernel(f"set_rows-{b.type.name}-{t.type.name}-{ids.type.name}", lambda: _make(b.type, t.type, ids.type),
                   cost=each * n_elements(b) + 5.0 * b.ne[1], work_nbytes=n_threads * SCRATCH_NBYTES,
-                  modules=mover(b.type, t.type).modules)
+                  modules=mover(b.type, t.type).modules, alone=b.ne[1:] == (1, 1, 1))
 
 
 def cases():

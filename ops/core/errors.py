@@ -9,6 +9,14 @@ class GgjitError(Exception):
         return printable(super().__str__(), keep=TEXT)
 
 
+def shown_shortly(error):
+    """The exception itself: in a notebook its traceback will be the user's lines alone, as for a GgjitError."""
+    render = getattr(GgjitError, "_render_traceback_", None)        # set by the display of notebooks
+    if render is not None:
+        error._render_traceback_ = lambda: render(error)
+    return error
+
+
 class ShapeError(GgjitError, ValueError):
     """Shapes, strides or sizes that do not fit together."""
 

@@ -5,6 +5,12 @@
     one kernel              x (stored only if          d
                             another node reads it)
 
+Nodes that are little work beside what reads them may be computed again by every reader, which then waits for nobody:
+
+    rms_norm -> mul -> q        one kernel for each product (again = 2); the norm's result is not stored
+                    -> k
+                    -> v
+
 A Fusion names the ops and which node reads which, usually each the one before it.  `fused` looks at types and shapes
 and returns the kernel, or None.  Whether results in between may be left out, and whether the memory the allocator chose
 permits it, the planner decides (engine/cpu/fusion.py).  Fused kernels give the bytes that the kernels of the
@@ -46,11 +52,13 @@ class Fusion:
     ops      of consecutive nodes
     fused    (nodes, those in between that are stored, the nodes' own kernels, n_threads) -> FusedKernel, or None
     edges    (i, j): node j reads the result of node i; empty: each reads the one before it
+    again    so many first nodes are computed by each of the runs that follow them and read the last of them
     """
     ops: tuple[OP, ...]
     fused: Callable
     module: str = ""
     edges: tuple = ()
+    again: int = 0
 
     def matches(self, nodes):
         """Are the ops and edges those of the pattern?"""

@@ -18,3 +18,8 @@ def printable(x, keep=""):
         c = match[0]
         return c if c in keep else c.encode("unicode_escape").decode()
     return _UNSAFE.sub(escape, str(x))
+
+
+def shown_file(file):
+    """"cell" for the code of a notebook's cell, whose file name is a number; else the file's name."""
+    return "cell" if "ipykernel_" in file or file.startswith("<ipython") else file

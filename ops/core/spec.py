@@ -61,6 +61,8 @@ class Kernel:
     modules     modules the code depends on besides the op's own (type files)
     bits_class  kernels of one `bits_class` give an element of a result the same bits, whatever their tiles; "": see
     name
+    column      of a product of one column: its parts (ops/matmul/one_column.py)
+    alone       one thread does it all: no other finds work in it
     """
     name: str
     make: Callable
@@ -68,6 +70,8 @@ class Kernel:
     work_nbytes: int = 0
     modules: tuple = ()
     bits_class: str = ""
+    column: object = None
+    alone: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

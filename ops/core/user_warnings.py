@@ -34,10 +34,14 @@ def called_by_user():
     return frame is not None and not is_of_the_library(frame)
 
 
-def warn(message):
-    """A GgjitWarning at the user's line."""
+def warn(message, at=None):
+    """A GgjitWarning at the user's line, or where the code object `at` begins, whose line the message is about."""
+    text = printable(message, keep=TEXT)
+    if at is not None:
+        warnings.warn_explicit(text, GgjitWarning, at.co_filename, at.co_firstlineno)
+        return
     frame, n = user_frame()
-    warnings.warn(printable(message, keep=TEXT), GgjitWarning, stacklevel=n + 1 if frame is not None else 1)
+    warnings.warn(text, GgjitWarning, stacklevel=n + 1 if frame is not None else 1)
 
 
 def warn_once(key, message):

@@ -23,11 +23,9 @@ import ctypes
 import dataclasses
 import inspect
 import itertools
-import math
 import os
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,24 +33,20 @@ from typing import Any
 import numpy as np
 
 from ggjit.ops.core.builders import in_place_pair
-from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandle, TypeMismatch
-from ggjit.ops.core.record import MAX_SRC, OP, V_WORDS, WORD
+from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandle, TypeMismatch, shown_shortly
+from ggjit.ops.core.record import MAX_SRC, OP
 from ggjit.ops.core.shape import describe, require_param
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F32, Tensor, Type
+from ggjit.ops.core.types import F16, F32, Tensor, Type
 from ggjit.ops.core.weak import WeakValues
 from ggjit.ops.core.whole_numbers import is_whole
-from ggjit.ops.elementwise.custom_trial import JitTrial, PythonTrial
-from ggjit.ops.native.jit import array_maker
-from ggjit.ops.native.node import DST, SRC0, addr, nb, ne
-from ggjit.ops.native.numba_report import useful
+from ggjit.ops.elementwise.custom_jit import CALLBACK, RAISED, entry_for
+from ggjit.ops.elementwise.custom_trial import PythonTrial, error_of
 
-RAISED = 64                     # status: the function raised; the kernel object holds the exception
 MANY = 1e12                     # cost that makes a plan use all threads
 IN_PYTHON = {}                  # thread ident -> start (monotonic seconds) of the user's function it runs in a walk
 _keys = itertools.count(1)
 _functions = WeakValues()       # key in op_params -> CustomFunction
-_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
 
 # ---------------------------------------------------------------- builders
@@ -214,11 +208,6 @@ def layout(t):
     return shape[drop:], dtype, strides[drop:]
 
 
-def _view_offs(k):
-    """Byte offset of view k (0: result, 1..: sources) in a NODE row."""
-    return DST if k == 0 else SRC0 + WORD * V_WORDS * (k - 1)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class CustomKernel(Kernel):
     """A kernel with code of its own; `code()` is its address, `raised` the exception of a Python function.
@@ -276,43 +265,21 @@ class CustomKernel(Kernel):
             finally:
                 IN_PYTHON.pop(me, None)
             return 0
-        callback = _CALLBACK(entry)
+        callback = CALLBACK(entry)
         return callback, ctypes.cast(callback, ctypes.c_void_p).value
 
     def _njit(self):
-        """A jitted kernel that makes arrays and calls the function.  Not kept on disk: it contains the user's code."""
-        from numba import cfunc, from_dtype
-        from numba.core.errors import NumbaError
-        names = {f"v{k}": _jit_array(len(shape), dtype, strides == _packed(shape, dtype))
-                 for k, (shape, dtype, strides) in enumerate(self.views)}
-        arrays = ", ".join(f"v{k}(node + {_view_offs(k)})" for k in range(len(self.views)))
-        limit = "nth" if self.n_tasks < 0 else f"min(nth, {self.n_tasks})"
-        trial = JitTrial(self.function.fun, self.views, self.memory, self.raised)
-        checked = _CALLBACK(lambda node, ith, n, sync: 0 if trial(n, n) else RAISED)
-        self.keep.append((trial, checked))
-        names |= {"checked": checked, "flag": array_maker(from_dtype(np.dtype(np.int64))),
-                  "flag_at": trial.flag.ctypes.data}
-        text = (f"def kernel(node, ith, nth, sync):\n    n = {limit}\n    if ith >= n:\n        return 0\n"
-                f"    if not flag(flag_at, (1,))[0] and checked(0, ith, n, 0):\n        return {RAISED}\n    try:\n"
-                f"        fun({arrays}, ith, n)\n    except Exception:\n        return {RAISED}\n    return 0\n")
-        exec(text, names := {**names, "fun": self.function.fun})        # one call with as many arrays as there are
-        try:
-            entry = cfunc("int64(int64, int64, int64, int64)", nopython=True)(names["kernel"])
-        except NumbaError as e:
-            given = ", ".join(["dst", *(f"source {k}" for k in range(len(self.views) - 1)), "ith", "nth"])
-            shapes = ", ".join(f"{len(shape)}-d {dtype}" for shape, dtype, _ in self.views)
-            raise TypeMismatch(f"the @njit function {self.function.fun.__name__} does not compile as f({given}) with "
-                               f"the arrays {shapes}: {useful(str(e))}") from None
+        entry = entry_for(self, self.function.fun, self.views, self.n_tasks, self.memory, self.raised)
         return entry, entry.address
 
     def _limited(self):
         """A cfunc on some of the threads."""
-        call, n_tasks = _CALLBACK(self.function.address), self.n_tasks
+        call, n_tasks = CALLBACK(self.function.address), self.n_tasks
 
         def entry(node, ith, nth, sync):
             n = min(nth, n_tasks)
             return call(node, ith, n, sync) if ith < n else 0
-        callback = _CALLBACK(entry)
+        callback = CALLBACK(entry)
         self.keep.append(call)
         return callback, ctypes.cast(callback, ctypes.c_void_p).value
 
@@ -321,46 +288,12 @@ class CustomKernel(Kernel):
         if self.raised:                     # several threads may have raised; an earlier run may have left an exception
             last = self.raised[-1]
             self.raised.clear()
-            return last
-        again = self._again()
-        name = self.function.fun.__name__
-        if again is None:
-            return GgjitError(f"the jitted function {name} raised an exception; run its .py_func to see which")
-        last = traceback.extract_tb(again.__traceback__)[-1]
-        error = GgjitError(f"the jitted function {name} raised {type(again).__name__}: {again} "
-                           f"({last.filename}, line {last.lineno}): {last.line}")
-        error.__cause__ = again
-        return error
-
-    def _again(self):
-        """What an @njit function raises when it is run as Python on copies of its arrays, as one thread; None for
-        nothing."""
-        try:
-            arrays = [np.ndarray(shape, dtype, arena, offs, strides).copy()
-                      for (shape, dtype, strides), (arena, offs) in zip(self.views, self.memory, strict=True)]
-            getattr(self.function.fun, "py_func", self.function.fun)(*arrays, 0, 1)
-        except Exception as e:
-            return e
-        return None
-
-
-def _packed(shape, dtype):
-    """Strides of a C-contiguous array."""
-    return tuple(dtype.itemsize * math.prod(shape[k + 1:]) for k in range(len(shape)))
-
-
-def _jit_array(ndim, dtype, packed):
-    """Jitted function: NODE view -> array of `ndim` dimensions; packed ones are C-contiguous, so loops vectorise."""
-    from numba import from_dtype, njit
-    first, strided = array_maker(from_dtype(dtype)), np.lib.stride_tricks.as_strided
-    shapes = (lambda v: (ne(v, 0),), lambda v: (ne(v, 1), ne(v, 0)), lambda v: (ne(v, 2), ne(v, 1), ne(v, 0)),
-              lambda v: (ne(v, 3), ne(v, 2), ne(v, 1), ne(v, 0)))
-    strides = (lambda v: (nb(v, 0),), lambda v: (nb(v, 1), nb(v, 0)), lambda v: (nb(v, 2), nb(v, 1), nb(v, 0)),
-               lambda v: (nb(v, 3), nb(v, 2), nb(v, 1), nb(v, 0)))
-    shape, stride = njit(shapes[ndim - 1]), njit(strides[ndim - 1])
-    if packed:
-        return njit(lambda v: first(addr(v), shape(v)))
-    return njit(lambda v: strided(first(addr(v), 1), shape(v), stride(v)))
+            return shown_shortly(last)
+        if self.function.kind != "njit":
+            return GgjitError(f"{self.name} returned {RAISED}, the status of a function that raised an exception")
+        arrays = [np.ndarray(shape, dtype, arena, offs, strides).copy()
+                  for (shape, dtype, strides), (arena, offs) in zip(self.views, self.memory, strict=True)]
+        return error_of(self.function.fun, None, arrays, 1)
 
 
 # ---------------------------------------------------------------- spec
@@ -369,6 +302,9 @@ def kernel(t, n_threads):
     if f.kind == "njit" and any(x.type.block > 1 for x in (t, *t.src)):
         raise TypeMismatch(f"an @njit custom op takes scalar types, got {describe(t)} of "
                            f"{', '.join(describe(s) for s in t.src)}; cast them, or use a Python function")
+    if f.kind == "njit" and any(x.type is F16 for x in (t, *t.src)):
+        raise TypeMismatch(f"an @njit custom op takes no float16, which Numba has not, got {describe(t)} of "
+                           f"{', '.join(describe(s) for s in t.src)}; gg.cast(t, gg.F32), or use a Python function")
     n_tasks = int(t.op_params[2])
     return CustomKernel(name=f"custom-{getattr(f.fun, '__name__', 'c')}", make=None, cost=0.0 if n_tasks == 1 else MANY,
                         function=f, views=tuple(layout(x) for x in (t, *t.src)), n_tasks=n_tasks)

@@ -3,8 +3,9 @@
     @njit functions     run once on copies with guard bytes around them, with bounds checks, before the real run
     Python functions    NumPy checks their indices; their result is filled with a pattern first
 
-The first CHECKED_RUNS runs of a function with the same shapes are checked; GGJIT_CUSTOM=unchecked switches it off.
-Indices that a function computes from later values are not seen by that.
+The first CHECKED_RUNS runs of a function with the same shapes are checked, further ones while it leaves values
+unwritten: those hold the pattern, which is NaN.  GGJIT_CUSTOM=unchecked switches it off.  Functions that compute
+indices from values they read keep their bounds checks (custom_bounds.py).
 """
 import threading
 import traceback
@@ -13,16 +14,20 @@ import weakref
 import numpy as np
 
 from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.printable import shown_file
 from ggjit.ops.core.settings import custom_is_checked
-from ggjit.ops.core.user_warnings import warn_once
+from ggjit.ops.core.user_warnings import warn
+from ggjit.ops.elementwise.custom_bounds import bounds_checked
 
 CHECKED_RUNS = 2
 GUARD = 256                     # bytes before and behind an array
-MAX_NBYTES = 256 << 20          # of copies: larger arrays are not checked
+MAX_NBYTES = 256 << 20          # of copies: with larger arrays the bounds are checked alone
+MAX_AGAIN = 1 << 22             # elements of a run as plain Python, which finds the line of an error
 _PATTERN = 0x5A
 # values that no function writes by chance: NaNs of an odd payload, and bytes of the pattern
-_BITS = {2: np.uint16(0x7E5A), 4: np.uint32(0x7FC5A5A5), 8: np.uint64(0x7FF8A5A55A5A5A5A)}
+_BITS = {1: np.uint8(_PATTERN), 2: np.uint16(0x7E5A), 4: np.uint32(0x7FC5A5A5), 8: np.uint64(0x7FF8A5A55A5A5A5A)}
 _runs = weakref.WeakKeyDictionary()         # function -> {shapes: checked runs}
+_told = weakref.WeakKeyDictionary()         # function -> shapes of which was told what it leaves unwritten
 
 
 def runs_left(function, views):
@@ -52,23 +57,35 @@ def fill_unwritten(a):
     return True
 
 
-def tell_unwritten(name, a):
-    """Warn, once for each function, if elements of the array still hold that mark."""
+def unwritten(a):
+    """Which elements of the array still hold that mark; none of bytes, unless all do: a byte may be 0x5A."""
     bits = _BITS[a.dtype.itemsize]
-    left = np.ascontiguousarray(a).view(bits.dtype) == bits
-    if left.any():
-        first = tuple(int(i) for i in np.argwhere(left.reshape(a.shape))[0])
-        warn_once(("unwritten", name), f"{name} leaves {int(left.sum()):,} of {left.size:,} values of its result "
-                                       f"unwritten, the first at {list(first)}: write all of dst")
+    left = np.ascontiguousarray(a).view(bits.dtype).reshape(a.shape) == bits
+    return left if a.dtype.itemsize > 1 or left.all() else np.zeros(a.shape, bool)
+
+
+def wrote_all(function, views, a):
+    """True if no element of the array still holds the mark; else tells it, once for a function and its shapes."""
+    left = unwritten(a)
+    if not left.any():
+        return True
+    told = _told.setdefault(function, set())
+    if views not in told:
+        told.add(views)
+        first = [int(i) for i in np.argwhere(left)[0]]
+        remedy = "write all of dst" if not left.all() else "`dst[...] = values` writes; `dst = values`, `return` do not"
+        warn(f"{_name(function)} leaves {int(left.sum()):,} of {left.size:,} values of its result unwritten, the first "
+             f"at {first}: {remedy}", at=_code(function))
+    return False
 
 
 # ---------------------------------------------------------------- @njit functions
 class JitTrial:
-    """Checks the first runs of an @njit function.  `flag[0]` is 1 when there is nothing more to check."""
+    """Checks the first runs of an @njit function.  `flag[0]` becomes 1 when there is nothing more to check."""
 
-    def __init__(self, function, views, memory, raised):
-        self.function, self.views, self.memory, self.raised = function, views, memory, raised
-        self.flag = np.array([runs_left(function, views) <= 0], np.int64)
+    def __init__(self, function, views, memory, raised, flag):
+        self.function, self.views, self.memory, self.raised, self.flag = function, views, memory, raised, flag
+        flag[0] = runs_left(function, views) <= 0
         self._lock, self._done, self._checked = threading.Lock(), 0, None
 
     def __call__(self, n, n_calls):
@@ -87,15 +104,15 @@ class JitTrial:
 
     def _check(self, n):
         arrays, whole = self._copies()
-        if arrays is None:
-            self.flag[0] = 1
+        if arrays is None:                  # the real run checks the bounds
+            _count(self.function, self.views)
             return True
         name = self.function.__name__
         in_place = _is_in_place(self.memory)
         filled = not in_place and fill_unwritten(arrays[0])
         before = [a.copy() for a in arrays[1:]]
         try:
-            checked = _bounds_checked(self.function)
+            checked = bounds_checked(self.function)
             for ith in range(n):
                 checked(*arrays, ith, n)
         except Exception as e:
@@ -112,8 +129,10 @@ class JitTrial:
                 self.raised.append(GgjitError(f"{name} writes into source {k}, which other nodes may read; write dst "
                                               f"alone ({_place(self.function)})"))
                 return False
-        if filled:
-            tell_unwritten(name, arrays[0])
+        if filled and not wrote_all(self.function, self.views, arrays[0]):
+            (shape, dtype, strides), (arena, offs) = self.views[0], self.memory[0]
+            fill_unwritten(np.ndarray(shape, dtype, arena, offs, strides))
+            return True                     # checked again next time
         _count(self.function, self.views)
         return True
 
@@ -135,33 +154,49 @@ class JitTrial:
         return arrays, whole
 
 
-def _bounds_checked(function):
-    from numba import njit
-    return njit(boundscheck=True)(function.py_func)
+def _code(function):
+    """The code object of a function, of what a partial calls, of a class's `__call__`; None for built-in ones."""
+    function = getattr(function, "py_func", getattr(function, "func", function))
+    return getattr(function, "__code__", getattr(type(function).__call__, "__code__", None))
+
+
+def _name(function):
+    return getattr(function, "__name__", getattr(_code(function), "co_name", "the function"))
 
 
 def _place(function):
-    code = getattr(function, "py_func", function).__code__
-    return f"{code.co_filename}, line {code.co_firstlineno}"
+    code = _code(function)
+    return f"{shown_file(code.co_filename)}, line {code.co_firstlineno}"
 
 
 def error_of(function, error, arrays, n):
-    """The GgjitError of what an @njit function raised, with the line: run as Python, on copies, it says which."""
+    """The GgjitError of what an @njit function raised; error: None if not known.  Run again as Python on `arrays`,
+    which are copies, it says in which line."""
     where, line, again = _place(function), "", None
-    try:
-        for ith in range(n):
-            function.py_func(*arrays, ith, n)
-    except Exception as e:
-        again = e
-        last = [f for f in traceback.extract_tb(e.__traceback__)
-                if f.filename == function.py_func.__code__.co_filename]
-        if last:
-            where, line = f"{last[-1].filename}, line {last[-1].lineno}", f": {last[-1].line}"
+    if sum(a.size for a in arrays) <= MAX_AGAIN:
+        again = _raised_by_python(function, arrays, n)
+    if again is not None:
+        file = _code(function).co_filename
+        own = [f for f in traceback.extract_tb(again.__traceback__) if f.filename == file]
+        if own:
+            where, line = f"{shown_file(file)}, line {own[-1].lineno}", f": {own[-1].line}"
     shapes = ", ".join(str(a.shape) for a in arrays)
-    found = GgjitError(f"{function.__name__} raised {type(error).__name__}: {again or error} ({where}){line}; its "
-                       f"arrays have the shapes {shapes}")
+    what = f"{type(error or again).__name__}: {again or error}" if error or again else "an exception"
+    found = GgjitError(f"{function.__name__} raised {what} ({where}){line}; its arrays have the shapes {shapes}")
     found.__cause__ = again or error
     return found
+
+
+def _raised_by_python(function, arrays, n):
+    """What an @njit function raises as plain Python, one thread after the other; None for nothing."""
+    in_python = bounds_checked(function).py_func            # the helpers that it calls are compiled
+    try:
+        with np.errstate(all="ignore"):
+            for ith in range(n):
+                in_python(*arrays, ith, n)
+    except Exception as e:
+        return e
+    return None
 
 
 # ---------------------------------------------------------------- Python functions
@@ -185,6 +220,5 @@ class PythonTrial:
             if self._ended < n:
                 return
             self._begun = self._ended = 0
-            if self._filled and went_well:
+            if went_well and (not self._filled or wrote_all(self.function, self.views, dst)):
                 _count(self.function, self.views)
-                tell_unwritten(getattr(self.function, "__name__", "the function"), dst)

@@ -1,4 +1,5 @@
 """Runs of ops as one kernel; what they declare is read by the planner (engine/cpu/fusion.py).
 
-Read `rows` (norms, sums and activations row by row), then `gate` (two products and their gated unit) and `soft_max`.
+Read `rows` (norms, sums and activations row by row), then `column` (products of one column, with the norm before them
+and the sum or gated unit behind them) and `soft_max`.
 """

@@ -10,6 +10,7 @@ result is written last of all, so it may lie where any operand of its shape lies
 """
 import functools
 import itertools
+from typing import NamedTuple
 
 from ggjit.ops.core.fusion_pattern import FusedKernel, Fusion
 from ggjit.ops.core.record import OK, OP, UNARY, V_WORDS, WORD
@@ -100,8 +101,16 @@ def _is_row(t, n):
     return t.type is F32 and rows_contiguous(t) and t.ne == (n, 1, 1, 1)
 
 
-def fused(nodes, stored, kernels, n_threads):
-    """FusedKernel of a run of row ops over F32 tensors of one shape; second operands have that shape or are one row."""
+class RowRun(NamedTuple):
+    """A run of row ops: the tensors it reads, the steps of `chain`, a name for them, and the norm's eps as its bits."""
+    reads: tuple
+    steps: list
+    label: str
+    eps: int
+
+
+def run_of(nodes, stored=()):
+    """The RowRun of nodes that read each other, or None."""
     first, d = nodes[0].src[0], nodes[-1]
     operands = _operands(nodes)
     if operands is None or not all(_fits(t, d) for t in (first, *nodes)):
@@ -112,23 +121,34 @@ def fused(nodes, stored, kernels, n_threads):
     if not all(stages):
         return None
     reads = (first, *(y for y in operands if y is not None))
-    plan, sources, own = [], itertools.count(1), itertools.count(len(reads))
+    steps, sources, own = [], itertools.count(1), itertools.count(len(reads))
     for t, y, (function, label) in zip(nodes, operands, stages, strict=True):
-        plan.append((function, label, -1 if y is None else next(sources), next(own) if t in stored else -1))
-    name = "rows-" + "-".join(label + "-stored" * (place >= 0) for _, label, _, place in plan)
-    scratch_nbytes = n_threads * _scratch_nbytes.py_func(d.ne[0])
-    kernel = Kernel(name, lambda: _make(plan), sum(k.cost for k in kernels), scratch_nbytes)
+        steps.append((function, label, -1 if y is None else next(sources), next(own) if t in stored else -1))
+    label = "-".join(label + "-stored" * (place >= 0) for _, label, _, place in steps)
     eps = next((t.op_params[0] for t in nodes if OP(t.op) in NORMS), 0)
-    return FusedKernel(kernel, reads, (int(eps),), tuple(x for x in reads if same_shape(x, d)))
+    return RowRun(reads, steps, label, int(eps))
+
+
+def fused(nodes, stored, kernels, n_threads):
+    """FusedKernel of a run of row ops over F32 tensors of one shape; second operands have that shape or are one row."""
+    run, d = run_of(nodes, stored), nodes[-1]
+    if run is None:
+        return None
+    kernel = Kernel(f"rows-{run.label}", lambda: _make(run.steps), sum(k.cost for k in kernels),
+                    n_threads * row_nbytes.py_func(d.ne[0]), alone=d.ne[1:] == (1, 1, 1))
+    return FusedKernel(kernel, run.reads, (run.eps,), tuple(x for x in run.reads if same_shape(x, d)))
 
 
 # ---------------------------------------------------------------- kernel
-def _chain(plan):
-    """jitted run(node, d, x, i1, i2, i3, n, eps, scratch): the stages of `plan` on the row at x, the last into d."""
-    (function, _, source, place), rest = plan[0], plan[1:]
+def chain(steps):
+    """jitted run(node, d, x, i1, i2, i3, n, eps, scratch): the steps on the row at x, the last into d.
+
+    A step: (jitted row function, label, number of the source that is its second operand, of its stored result; -1).
+    """
+    (function, _, source, place), rest = steps[0], steps[1:]
     y_view, own_view = SRC0 + VIEW_NBYTES * source, SRC0 + VIEW_NBYTES * place
     has_operand, is_stored, is_last = source >= 0, place >= 0, not rest
-    after = _chain(rest) if rest else None
+    after = chain(rest) if rest else None
 
     @inline
     def run(node, d, x, i1, i2, i3, n, eps, scratch):
@@ -146,19 +166,19 @@ def _chain(plan):
 
 
 @inline
-def _scratch_nbytes(n):
+def row_nbytes(n):
     """A thread's row of n floats, whole cache lines."""
     return (4 * n + 63) // 64 * 64
 
 
-def _make(plan):
-    run = _chain(plan)
+def _make(steps):
+    run = chain(steps)
 
     @inline
     def rows(node, ith, start, stop):
         x, d = node + SRC0, node + DST
         n, eps = ne(d, 0), param_f32(node, 0)
-        scratch = work(node) + ith * _scratch_nbytes(n)
+        scratch = work(node) + ith * row_nbytes(n)
         for r in range(start, stop):
             i1, i2, i3 = row_index(d, r)
             run(node, row_addr(d, i1, i2, i3), row_addr(x, i1, i2, i3), i1, i2, i3, n, eps, scratch)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.core.types import F32
+from ggjit.ops.matmul.one_column import ColumnParts, OneColumn
 from ggjit.ops.native.jit import exact, inline
 from ggjit.ops.native.mem import st_f32
 from ggjit.ops.native.node import (
@@ -42,6 +43,7 @@ from ggjit.ops.types.shared.rows import ROW
 AHEAD_NBYTES = 16 << 10         # bytes of weights that are prefetched ahead; measured, see above
 # least bytes of a chunk: with smaller ones, taking chunks is half of the 0.8 us of [64 x 64] F32
 CHUNK_NBYTES = 16 << 10
+RUN = 32                        # rows of one_column's unit of work, whole tiles
 COLUMNS_NBYTES, ROWS_NBYTES = 24 << 10, 20 << 10        # shares of a first-level cache of 48 KB
 
 
@@ -200,3 +202,26 @@ def make_kernel(ta, tb, direct, shape, exact=False):
                             tile(w + q * ldw, ldw, ahead, y + j * ldy, ldy, k,
                                  c + j * ldd + 4 * q, ldd, end_run - q, n - j)
     return kernel
+
+
+# ---------------------------------------------------------------- one column, in parts
+def one_column(ta, k, shape, exact, label):
+    """The OneColumn of weights of type ta and a plain float32 column of k elements."""
+    dot = dot_of(ta, exact)
+    return OneColumn(label, RUN, dot.column_nbytes(k) if dot.prepare else 0, lambda: _parts(ta, shape, exact))
+
+
+def _parts(ta, shape, exact_columns):
+    tile, n_rows_tile = make_tile(ta, shape, exact_columns), shape.rows
+
+    @inline
+    def rows(a, k, y, start, stop, out):
+        ldw = nb(a, 1)
+        ahead = max(n_rows_tile * ldw, AHEAD_NBYTES)
+        for q in range(start, stop, n_rows_tile):
+            tile(addr(a) + q * ldw, ldw, ahead, y, 0, k, out + 4 * (q - start), 0, stop - q, 1)
+
+    @inline
+    def chunk(a, nth, n):
+        return chunk_of_rows(ne(a, 1), nth, n * nb(a, 1), n_rows_tile)
+    return ColumnParts(dot_of(ta, exact_columns).prepare, rows, chunk)

@@ -111,7 +111,7 @@ def _exp_parts(b, x):
 
 
 def _scaled(b, p, nf, wanted=None):
-    """p 2^nf; 0 in the lanes that are not wanted.  (A subnormal result costs Intel 100 ns, even where it is masked.)"""
+    """p 2^nf; 0 in the lanes that are not wanted: a subnormal result is slow on Intel, even where it is masked."""
     n = p.type.count
     bits = ir.IntType(max(8, n))
     mask = ir.Constant(bits, -1) if wanted is None else b.zext(b.bitcast(wanted, ir.IntType(n)), bits)

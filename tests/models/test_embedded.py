@@ -80,3 +80,15 @@ def test_leaves_become_parameters(tmp_path):
         m.weights.unfreeze()
         m.embd.set(np.zeros(m.embd.shape, np.float32))
         assert before.any() and not m.logits([1, 2, 3]).any()
+
+
+def test_names_of_other_libraries_tokenizers(austen):
+    t = austen.tokenizer
+    assert len(t) == t.n_vocab
+    with pytest.raises(TypeError, match=r"write tokenizer.encode\(text\)"):
+        t("a text")
+    for name, instead in (("vocab_size", "n_vocab"), ("eos_token_id", "eos_id"), ("convert_ids_to_tokens", "piece"),
+                          ("apply_chat_template", "chat_prompt")):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; write .*{instead}"):
+            getattr(t, name)
+    assert not hasattr(t, "no_such_name")

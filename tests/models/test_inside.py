@@ -378,6 +378,20 @@ def test_attention_and_its_pictures(model, path):
     assert [len(maps.plot(*at).texts) for at in ((), (1,), (1, 2))] == [LAYERS, HEADS, 0]
 
 
+def test_results_are_reached_as_arrays(model):
+    states, maps, why = model.hidden_states(IDS), model.attention(IDS), model.attribution(IDS)
+    assert states.shape == states.values.shape and len(states) == model.n_layer + 1
+    np.testing.assert_array_equal(states[-1], states.values[-1])
+    np.testing.assert_array_equal(np.asarray(states, np.float64), states.values.astype(np.float64))
+    np.testing.assert_array_equal(np.asarray(why), why.scores)
+    np.testing.assert_array_equal(maps[-1], maps.weights[max(maps.weights)])
+    assert [a.shape for a in maps] == [a.shape for a in maps.weights.values()]
+    with pytest.raises(IndexError, match="layer 99 has no attention weights; those that do: 0, 1"):
+        maps[99]
+    with pytest.raises(AttributeError, match="no attribute 'value'; it has .*norms, plot.*did you mean values"):
+        getattr(states, "value")  # noqa: B009
+
+
 def test_attention_of_sentence_encoders(tmp_path):
     arch_files.write(shared("tools"), "bert", tmp_path / "m.gguf")
     with load_model(tmp_path / "m.gguf", n_threads=1, reserve=False) as m:

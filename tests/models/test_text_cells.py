@@ -1,4 +1,5 @@
 """A generated text in a notebook cell, what opens in it, gradients by what was read, caches by head, completion."""
+import asyncio
 import inspect
 import re
 import sys
@@ -66,6 +67,30 @@ def test_a_cell_grows_while_it_is_generated(m, monkeypatch):
     monkeypatch.setattr(IPython, "get_ipython", lambda: None)
     with pytest.raises(NotImplementedError):
         g._ipython_display_()
+
+
+def test_tokens_of_a_text_that_was_not_begun_are_all_of_it(m):
+    whole = m.generate(TEXT, n_predict=6, temp=0)
+    assert "".join(t.text for t in whole.tokens) == whole.text and len(whole.tokens) == 6
+    begun = m.generate(TEXT, n_predict=6, temp=0)
+    assert next(begun) and len(begun.tokens) < 6
+    assert list(whole) == list(m.generate(TEXT, n_predict=6, temp=0))                   # nothing is lost by looking
+
+
+def test_a_text_without_blocking_the_event_loop(m):
+    async def read():
+        return [piece async for piece in m.generate(TEXT, n_predict=6, temp=0)]
+    assert asyncio.run(read()) == list(m.generate(TEXT, n_predict=6, temp=0))
+
+
+def test_what_is_written_of_a_text_by_habit(m):
+    g = m.generate(TEXT, n_predict=2)
+    with pytest.raises(TypeError, match=r"g.text\[0\] is of the text, g.tokens\[0\] of its tokens"):
+        g[0]
+    with pytest.raises(AttributeError, match="no attribute 'split'; write g.text.split"):
+        g.split()
+    with pytest.raises(TypeError, match=r"m.weights\['blk.0.attn_q.weight'\] is a weight"):
+        m["blk.0.attn_q.weight"]
 
 
 def test_the_insides_of_a_text(m):

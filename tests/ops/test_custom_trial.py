@@ -1,12 +1,16 @@
 """Own ops cannot kill the process: first runs are checked, and what they leave unwritten is told."""
+import gc
+import types
 import warnings
+import weakref
 
 import numpy as np
 import pytest
 from numba import njit
 
 import ggjit as gg
-from ggjit.ops.core.user_warnings import forget_told
+from ggjit.ops.elementwise import custom_trial
+from ggjit.ops.elementwise.custom_bounds import indexes_by_values
 
 N = 64
 
@@ -56,12 +60,23 @@ def test_sources_are_not_written(cpu):
 
 
 @pytest.mark.parametrize("jitted", [True, False])
-def test_what_is_left_unwritten_is_told(cpu, jitted):
+def test_what_is_left_unwritten_is_told_and_is_nan_in_every_run(cpu, jitted):
     def half(dst, a, ith, nth):
         dst[ith:2:nth] = a[ith:2:nth]
-    forget_told()
-    with pytest.warns(gg.GgjitWarning, match=r"half leaves 128 of 256 values .* first at \[2, 0\]"):
-        gg.compute(gg.map_custom1(tensor(), njit(half) if jitted else half), backend=cpu)
+    f, x = njit(half) if jitted else half, tensor()
+    with pytest.warns(gg.GgjitWarning, match=r"half leaves 128 of 256 values .* first at \[2, 0\]") as told:
+        for _ in range(4):
+            y = gg.compute(gg.map_custom1(x, f), backend=cpu)
+            np.testing.assert_array_equal(y[:2], x.numpy()[:2])
+            assert np.isnan(y[2:]).all()
+    assert [(w.filename, w.lineno) for w in told] == [(__file__, half.__code__.co_firstlineno)]     # once
+
+
+def test_a_function_that_returns_instead_of_writing():
+    def doubled(dst, a, ith, nth):
+        return 2 * a
+    with pytest.warns(gg.GgjitWarning, match=r"256 of 256 .* `dst\[...\] = values` writes; .*`return` do not"):
+        assert np.isnan(gg.compute(gg.map_custom1(tensor(), doubled))).all()
 
 
 @pytest.mark.parametrize("jitted", [True, False])
@@ -94,11 +109,166 @@ def test_shapes_that_change_are_checked_again(cpu):
         gg.compute(gg.map_custom1(tensor(63), sixty_four), backend=cpu)
 
 
+@njit
+def put(d, i, value):
+    d[i, 0] = value
+
+
+helpers = types.ModuleType("helpers")
+helpers.put = put
+
+
+def test_helpers_are_bounds_checked():
+    put(np.zeros((1, 1), np.float32), 0, 1.0)               # compiled already, without checks
+
+    @njit
+    def by_name(dst, a, ith, nth):
+        put(dst, 10**8, a[0, 0])
+
+    @njit
+    def by_module(dst, a, ith, nth):
+        helpers.put(dst, 10**8, a[0, 0])
+
+    @njit
+    def by_itself(dst, a, ith, nth):
+        if ith < 10**8:
+            by_itself(dst, a, 10**8, nth)
+        else:
+            dst[ith, 0] = 1
+    for f in (by_name, by_module, by_itself):
+        with pytest.raises(gg.GgjitError, match=f"{f.__name__} raised IndexError"):
+            gg.compute(gg.map_custom1(tensor(), f))
+
+
+def test_indices_read_from_values_stay_checked():
+    @njit
+    def rows(dst, a, at, ith, nth):
+        for i in range(ith, len(dst), nth):
+            dst[i] = a[at[i]]
+    at = gg.tensor(np.array([3, 2, 1, 0], np.int32))
+    x = tensor()
+    y = gg.map_custom2(x, at, rows)
+    for _ in range(4):
+        np.testing.assert_array_equal(gg.compute(y), x.numpy()[::-1])
+    at.set(np.array([0, 1, 10**8, 3], np.int32))
+    with pytest.raises(gg.GgjitError, match=r"rows raised IndexError.* line \d+\): dst\[i\] = a\[at\[i\]\]"):
+        gg.compute(y)
+
+
+def _loops(dst, a, b, ith, nth):
+    for i in range(ith, dst.shape[0], nth):
+        row = a[i]
+        total = 0.0
+        for j in range(len(row)):
+            if row[j] > 0:
+                total += b[i, j]
+        dst[i, a.shape[1] - 1] = total
+
+
+def _read_index(dst, a, b, ith, nth):
+    dst[0, 0] = b[int(a[0, 0]), 0]
+
+
+def _largest(dst, a, b, ith, nth):
+    best = 0
+    for i in range(a.shape[0]):
+        if a[i, 0] > a[best, 0]:
+            best = i
+    dst[best, 0] = 1
+
+
+def _until_zero(dst, a, b, ith, nth):
+    i = 0
+    while a[i, 0] != 0:
+        i += 1
+
+
+def _count_read(dst, a, b, ith, nth):
+    for i in range(int(a[0, 0])):
+        dst[i, 0] = 0
+
+
+def _mask(dst, a, b, ith, nth):
+    dst[0][a[0] > 0] = 1
+
+
+def _helper_index(dst, a, b, ith, nth):
+    put(dst, int(a[0, 0]), 1.0)
+
+
+def _helper_value(dst, a, b, ith, nth):
+    put(dst, ith, a[0, 0])
+
+
+def _whole_rows(dst, a, b, ith, nth):
+    rows = slice(ith, len(dst), nth)
+    dst[rows] = np.exp(a[rows]) / b[rows].sum()
+
+
+@pytest.mark.parametrize("function,expected", [
+    (_loops, False), (_whole_rows, False), (_helper_value, False), (_read_index, True), (_largest, True),
+    (_until_zero, True), (_count_read, True), (_mask, True), (_helper_index, True)])
+def test_which_functions_index_by_values(function, expected):
+    assert indexes_by_values(njit(function), 3) is expected
+
+
+def test_the_functions_own_options_hold_in_the_trial():
+    @njit(error_model="numpy")
+    def inverse(dst, a, ith, nth):
+        for i in range(ith, len(a), nth):
+            for j in range(a.shape[1]):
+                dst[i, j] = 1 / (a[i, j] * np.float32(0))
+    assert np.isinf(gg.compute(gg.map_custom1(tensor(), inverse))).all()
+
+
+def test_large_arrays_have_their_bounds_checked(monkeypatch):
+    monkeypatch.setattr(custom_trial, "MAX_NBYTES", 1000)
+
+    @njit
+    def past(dst, a, ith, nth):
+        dst[len(dst) * 10**6] = a[0]
+    with pytest.raises(gg.GgjitError, match="past raised IndexError"):
+        gg.compute(gg.map_custom1(tensor(), past), backend=cpu)
+
+
+def test_compiled_code_is_used_again_by_later_nodes():
+    @njit
+    def double(dst, a, ith, nth):
+        for i in range(ith, len(a), nth):
+            dst[i] = 2 * a[i]
+    for n in (64, 64, 32, 48):
+        x = tensor(n)
+        np.testing.assert_array_equal(gg.compute(gg.map_custom1(x, double)), 2 * x.numpy())
+        gc.collect()
+    entries, = double._ggjit_entries.values()
+    assert 1 <= len(entries) <= 2
+    gone = weakref.ref(double)
+    del double, x, entries
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_a_python_function_raises_is_shown_as_the_users_lines():
+    def fails(dst, a, ith, nth):
+        raise KeyError("my key")
+    with pytest.raises(KeyError, match="my key") as raised:
+        gg.compute(gg.map_custom1(tensor(), fails))
+    shown = "\n".join(raised.value._render_traceback_())
+    assert 'raise KeyError("my key")' in shown and "cpu_plan.py" not in shown
+
+
+def test_float16_is_refused_with_a_remedy():
+    @njit
+    def same(dst, a, ith, nth):
+        dst[:] = a
+    with pytest.raises(gg.TypeMismatch, match="no float16.*gg.cast"):
+        gg.compute(gg.map_custom1(gg.tensor(np.ones((4, 64), np.float16)), same))
+
+
 def test_a_switch(cpu, monkeypatch):
     def nothing(dst, a, ith, nth):
         pass
     monkeypatch.setenv("GGJIT_CUSTOM", "unchecked")
-    forget_told()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gg.compute(gg.map_custom1(tensor(), njit(nothing)), backend=cpu)

@@ -1,4 +1,5 @@
 """The measuring programs: a tiny model, one round, no peers; and the arithmetic of what they report."""
+import contextlib
 import dataclasses
 import importlib
 import pickle
@@ -349,6 +350,39 @@ def test_fusion_patterns_are_compared_with_the_plan_without_any(bench, tiny):
     assert {"none", "all", "mul_mat+mul_mat+glu", "rms_norm+mul"} < kernels.keys()
     assert kernels["none"] - kernels["mul_mat+mul_mat+glu"] == 2 * 2 and min(kernels.values()) < kernels["all"]
     assert lines[0][4:] == (1.0, 1.0) and all(0.01 < r < 100 for line in lines for r in line[4:])
+
+
+def test_all_cores_are_compared_with_one_and_with_two_processes(bench, tmp_path, monkeypatch, capsys):
+    """Speeds are invented; the program beside is a script that answers as llama-bench does."""
+    cores, pinned = bench("cores"), []
+
+    class Ours(contextlib.nullcontext):
+        workers = dict.fromkeys(("one", "two"), types.SimpleNamespace(ask=lambda *args: None))
+
+        def __enter__(self):
+            return self
+
+        def load(self, path):
+            assert path == "some.gguf"
+
+        def pin(self, pinned_=True):
+            pinned.append(pinned_)
+
+        def speed(self, name, work):
+            return {"one": 100.0, "pair": 200.0, "two": 180.0}[name]
+    program = tmp_path / "llama-bench"
+    program.write_text(f"#!{sys.executable}\n" + "import json, sys\n"
+                       "t = int(sys.argv[sys.argv.index('-t') + 1])\n"
+                       "print(json.dumps([dict(n_prompt=p, n_gen=g, avg_ts=50.0 * t) for p, g in"
+                       " ((128, 0), (512, 0), (0, 64))]))\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(cores, "Ours", Ours)
+    monkeypatch.setattr(cores, "NETWORKS", (cores.Network("tiny", lambda: "some.gguf"),))
+    cores.main(["--llama-bench", str(program), "--rounds", "1"])
+    said = capsys.readouterr().out
+    assert "| tiny, decode | 100 | 180 | 200 | 0.90 | 50 | 100 | 2.00 | 1.80 |" in said
+    assert said.count("| tiny, prompt") == 4 and "| tiny, decode, 2 | 100 | 180 | 1.80 |" in said
+    assert pinned == [True, False, True]
 
 
 def test_tiles_with_other_bytes_are_marked(bench):

@@ -43,7 +43,7 @@ def _bytes(m, name):
 
 
 def speed_text(m):
-    """Tokens a second of the last text that was generated."""
+    """Tokens a second of the last text that was generated while no kernel was compiled."""
     speed = getattr(m, "last_speed", None)
     if not speed:
         return "not measured yet: m.generate(prompt).text"

@@ -34,7 +34,7 @@ from ggjit.models.networks.base.memory import (
     unique_memory,
 )
 from ggjit.models.networks.base.model_table import model_html
-from ggjit.models.networks.base.other_methods import of_a_model
+from ggjit.models.networks.base.other_methods import no_items, of_a_model
 from ggjit.models.networks.base.strict import refuse_unused
 from ggjit.models.networks.inside import inside
 from ggjit.models.networks.inside.hooks import Hooks
@@ -223,6 +223,8 @@ class Network:
                                f"the logits and m.generate(ids) the text that follows")
         return self.generate(prompt, **options) if self.CAUSAL else self.embed([prompt], **options)[0]
 
+    __getitem__ = no_items
+
     tokenizer, _end_of_ids = property(token_ids.tokenizer), property(token_ids.end_of_ids)
     tokenize, detokenize = token_ids.tokenize, token_ids.detokenize
     _ids_of_text, _checked_ids = token_ids.ids_of_text, token_ids.checked_ids
@@ -239,7 +241,7 @@ class Network:
             ctx, inputs, results = self._built(shape)
             with followed_by(self._later_kernels):
                 if self._hooks.wanted is None:
-                    graph = self.within_arena(Graph(*results))
+                    graph = self.within_arena(Graph(*results, order="together"))
                     results, plan = graph.outputs, self._plan(graph)
                 else:
                     plan = inside.hooked_plan(self, inputs, results)
@@ -291,7 +293,7 @@ class Network:
             return self.largest_graph()
         if len(shape) == 1 and not dataclasses.is_dataclass(shape[0]):
             shape = self._shape_of(integer("graph: the number of tokens", shape[0], 1, self._most_at_once))
-        return Graph(*self._built(shape)[2])
+        return Graph(*self._built(shape)[2], order="together")
 
     def _shape_of(self, n_tokens):
         """The shape of the graph of a text of that many tokens."""

@@ -1,6 +1,8 @@
 """Methods that other libraries' models have, and what serves here: for the AttributeError of who writes them."""
 import difflib
 
+from ggjit.ops.core.errors import TypeMismatch
+
 OF_MODELS = {
     "perplexity": "ggjit.models.perplexity(m, text)", "loss": "m.score(text).logprob",
     **dict.fromkeys(("finetune", "train", "fit"), "ggjit.models.finetune(PATH, data=text, out=\"adapter.gguf\")"),
@@ -28,6 +30,12 @@ OF_MODELS = {
     **dict.fromkeys(("keys", "values", "past_key_values", "kv_cache"), "m.kv(layer)"),
     "cache": "m.kv(layer)", "saliency": "m.attribution(text).saliency", "gradients": "m.attribution(text)",
 }
+
+
+def no_items(model, name):
+    """Errors: TypeMismatch, always: a model has several kinds of items."""
+    raise TypeMismatch(f"a model has no items: m.weights[{name!r}] is a weight, m.capture({name!r}, text) a value of a "
+                       f"step, m.file.metadata[{name!r}] an entry of the file")
 
 
 def of_a_model(model, name):

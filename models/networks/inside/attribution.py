@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 import ggjit as gg
-from ggjit.core.html_repr import PlotRepr, escape
+from ggjit.core.html_repr import Arrayed, PlotRepr, escape
 from ggjit.models.core.checks import integer
 from ggjit.models.networks.inside.pictures import axes_of, label_axis, labels_of
 from ggjit.models.networks.parts import decoder_graph
@@ -18,8 +18,8 @@ from ggjit.ops.core.errors import NotSupported, ParamError
 
 
 @dataclasses.dataclass(repr=False)
-class Attribution(PlotRepr):
-    """What `m.attribution(text)` gives.
+class Attribution(Arrayed, PlotRepr):
+    """What `m.attribution(text)` gives; `a[0]`, `a.shape` and `np.asarray(a)` are of `scores`.
 
     tokens          the text that was read, token by token
     scores          (n_tokens,) gradient x input: above 0, the token made the target likelier
@@ -32,6 +32,7 @@ class Attribution(PlotRepr):
     target: str
     id: int
     logprob: float
+    ARRAY = "scores"
 
     @property
     def saliency(self):

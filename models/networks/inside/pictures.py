@@ -12,14 +12,15 @@ import math
 import numpy as np
 
 import ggjit as gg
-from ggjit.core.html_repr import PlotRepr, escape
+from ggjit.core.html_repr import Arrayed, PlotRepr, escape
 from ggjit.graphs.graph import Graph
 from ggjit.models.blocks.description import Scope
 from ggjit.models.core.checks import integer
 from ggjit.models.networks.inside.hooks import layer_of
 from ggjit.models.networks.parts import decoder_graph
-from ggjit.ops.core.errors import GgjitError, NotSupported, ParamError, extra
+from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotSupported, ParamError, extra
 from ggjit.ops.core.printable import printable
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.context import Context
 
 LENS_TOKENS = 64                # hidden states that pass the output matrix at a time
@@ -104,13 +105,29 @@ class AttentionMaps(PlotRepr):
             axes.text(k % across * (n + 1) + n - 1, k // across * (n + 1), name, color="white", ha="right", va="top")
         return axes
 
+    def __len__(self):
+        return len(self.weights)
+
+    def __iter__(self):
+        return iter(self.weights.values())
+
+    def __getitem__(self, layer):
+        """(n_head, n_tokens, n_tokens) of a layer; a negative one counts from the last layer that has attention."""
+        if is_whole(layer, -len(self.weights), -1):
+            return [*self.weights.values()][layer]
+        if layer not in self.weights:
+            raise IndexRangeError(self._lacks(layer))
+        return self.weights[layer]
+
+    def _lacks(self, layer):
+        return f"layer {layer!r} has no attention weights; those that do: {', '.join(map(str, self.weights))}"
+
     def _chosen(self, layer, head):
         """({label: map}, title)"""
         if layer is None and head is None:
             return {str(i): a.mean(0) for i, a in self.weights.items()}, "attention of each layer, mean of its heads"
         if layer not in self.weights:
-            raise ParamError(f"plot: layer {layer!r} has no attention weights; those that do: "
-                             f"{', '.join(map(str, self.weights))}")
+            raise ParamError(f"plot: {self._lacks(layer)}")
         heads = self.weights[layer]
         if head is None:
             return {str(k): a for k, a in enumerate(heads)}, f"heads of layer {layer}"
@@ -121,8 +138,8 @@ class AttentionMaps(PlotRepr):
 
 
 @dataclasses.dataclass(repr=False)
-class HiddenStates(PlotRepr):
-    """The results of the layers, one after the other.
+class HiddenStates(Arrayed, PlotRepr):
+    """The results of the layers, one after the other: `states[-1]`, `states.shape` and `np.asarray` are of `values`.
 
     values    (n_layer + 1, n_tokens, dim) float32: [0] are the embeddings, [i + 1] is what layer i gives on
     tokens    their text

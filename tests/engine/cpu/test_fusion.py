@@ -24,16 +24,30 @@ import numpy as np
 import ggjit as gg
 from ggjit.ops.native import isa
 
+repack = next(b for b in gg.init_backend("CPU").device.extra_buffer_types() if b.name == "CPU_REPACK")
+
 def random_graph(rng):
     ctx = gg.Context()
     n, rows = int(rng.choice([1, 7, 16, 33, 64, 260])), tuple(int(x) for x in rng.integers(1, 4, 3))
     def leaf(*shape):
         return gg.from_numpy(ctx, rng.standard_normal(shape).astype(np.float32))
+    def weight():
+        type = (gg.F32, gg.Q8_0)[n % 32 == 0]
+        if type is gg.Q8_0 and isa.ISA != "generic" and rng.random() < 0.5:
+            other = gg.Context()
+            w = other.new_tensor(type, (n, n))
+            gg.alloc_ctx_tensors(other, repack)
+            w.set_bytes(gg.quantize(type, rng.standard_normal((n, n)).astype(np.float32)))
+            return w
+        return gg.from_numpy(ctx, rng.standard_normal((n, n)).astype(np.float32), type=type)
+    def normed(row):
+        if rng.random() < 0.5: return gg.mul(gg.rms_norm(row, 1e-5), leaf(n))
+        return gg.add(gg.mul(gg.norm(row, 1e-5), leaf(n)), leaf(n))
     made = [leaf(*rows, n), leaf(*rows, n)]
     def other():
         return made[rng.integers(len(made))] if rng.random() < 0.5 else leaf(n)
     def step(x):
-        k = rng.integers(9)
+        k = rng.integers(10)
         if k == 0: return gg.add(x, other())
         if k == 1: return gg.mul(gg.rms_norm(x, 1e-5), leaf(n))
         if k == 2: return gg.add(gg.mul(gg.norm(x, 1e-6), leaf(n)), leaf(n))
@@ -41,10 +55,18 @@ def random_graph(rng):
         if k == 4: return gg.gelu_erf(gg.add(x, leaf(n)))
         if k == 5: return gg.soft_max(gg.add(gg.scale(x, 0.7), leaf(*rows[1:], n)))
         if k == 7:
-            type, row = (gg.F32, gg.Q8_0)[n % 32 == 0], gg.view_1d(x, n, 0)
-            w = [gg.from_numpy(ctx, rng.standard_normal((n, n)).astype(np.float32), type=type) for _ in "gu"]
-            pair = [gg.mul_mat(m, row) for m in w]
+            row = gg.view_1d(x, n, 0)
+            row = normed(row) if rng.random() < 0.5 else row
+            pair = [gg.mul_mat(weight(), row) for _ in "gu"]
             return gg.add(x, gg.swiglu_split(*pair[::rng.choice([1, -1])]))
+        if k == 8:                              # products of one column, some with a bias or what flows past them
+            row = gg.cont(gg.view_1d(x, n, 0))
+            h, sums = normed(row) if rng.random() < 0.8 else row, []
+            for _ in range(int(rng.integers(1, 4))):
+                y = gg.mul_mat(weight(), h)
+                sums.append(gg.add(y, (row, leaf(n), h)[rng.integers(3)]) if rng.random() < 0.6 else y)
+            for y in sums: x = gg.add(x, y)
+            return x
         if k == 6: return gg.silu(gg.add(made[rng.integers(len(made))], x))
         return gg.add(gg.mul(gg.norm(gg.add(gg.add(x, leaf(n)), other()), 1e-6), leaf(n)), leaf(n))
     for _ in range(int(rng.integers(2, 9))):
@@ -58,7 +80,7 @@ def run(n_graphs, seed):
     rng, fused, wrong = np.random.default_rng(seed), 0, []
     for g in range(n_graphs):
         y = random_graph(rng)
-        graph = gg.Graph(y)
+        graph = gg.Graph(y, order=("graph", "together")[g % 3 > 0])
         for n_threads in (1, 2):
             cpu = gg.init_backend("CPU", n_threads=n_threads)
             allocator = gg.GraphAllocator(cpu, planner=("ggml", "best")[g % 2])
@@ -261,7 +283,7 @@ def test_a_gated_unit_is_one_kernel_with_the_same_bytes(type, m, n_rows):
     net = Gated(512, m, type=type)
     with choices.forced(n_rows):
         plans = [net.plan(fuse=fuse) for fuse in (True, False)]
-    assert ops(plans[0]) == [GATED] and len(plans[1].parts) == 3 and "mul_mat-glu-swiglu" in plans[0].dump()
+    assert ops(plans[0]) == [GATED] and len(plans[1].parts) == 3 and "-swiglu" in plans[0].dump()
     got = []
     for plan in plans:
         plan.compute()
@@ -281,9 +303,11 @@ def test_gated_units_that_cannot_be_one_kernel(bad):
     assert np.isfinite(plan.numpy(net.y)).all()
 
 
-@pytest.mark.parametrize("type,fits", [(gg.Q4_0, True), (gg.F32, False)])
-def test_a_gated_unit_may_lie_over_a_column_that_is_read_first(type, fits):
-    """Activations of Q4_0 are prepared before anything is written; a plain float32 column is read all the time."""
+@pytest.mark.parametrize("n_threads", (1, 2))
+@pytest.mark.parametrize("type", (gg.Q4_0, gg.F32))
+def test_a_gated_unit_may_lie_over_a_column_that_is_read_first(type, n_threads):
+    """One thread prepares the column of Q4_0 before it writes anything; a plain float32 column is read all the time,
+    and another thread may read any column later."""
     net = Gated(64, 64, type=type)
     want = gg.compute(net.y)
     raw = gg.HostBuffer(CPU.device.buffer_type(), 4096)
@@ -291,12 +315,97 @@ def test_a_gated_unit_may_lie_over_a_column_that_is_read_first(type, fits):
     y = gg.swiglu_split(*(gg.mul_mat(t.src[0], x) for t in (net.gate, net.up)))
     gg.tensor_alloc(raw, y, 0)
     x.set(net.x.numpy())
-    graph = gg.Graph(y)
-    gg.GraphAllocator(CPU).alloc_graph(graph)
-    plan = CPU.graph_plan_create(graph)
-    assert (ops(plan) == [GATED]) is fits
+    graph, cpu = gg.Graph(y), gg.init_backend("CPU", n_threads=n_threads)
+    gg.GraphAllocator(cpu).alloc_graph(graph)
+    plan = cpu.graph_plan_create(graph)
+    assert (ops(plan) == [GATED]) is (type is gg.Q4_0 and n_threads == 1)
     plan.compute()
     assert plan.numpy(y).tobytes() == want.tobytes()
+
+
+class Attention:
+    """x -> norm -> q, k, v, and x + W q: the products of a layer for one token."""
+
+    def __init__(self, n=64, type=gg.Q8_0, place=None):
+        self.ctx, rng = gg.Context(), np.random.default_rng()
+
+        def leaf(*shape, **kw):
+            return gg.from_numpy(self.ctx, rng.standard_normal(shape).astype(np.float32), **kw)
+        self.x, self.w = place(self.ctx) if place else leaf(n), leaf(n)
+        self.h = gg.mul(gg.rms_norm(self.x, 1e-5), self.w)
+        self.q, self.k, self.v = (gg.mul_mat(leaf(n, n, type=type), self.h) for _ in "qkv")
+        self.y = gg.add(gg.mul_mat(leaf(n, n, type=type), self.q), self.x)
+        self.outs = self.q, self.k, self.v, self.y
+
+    def plan(self, *outs, n_threads=2, **kw):
+        graph, cpu = gg.Graph(*(outs or self.outs)), gg.init_backend("CPU", n_threads=n_threads)
+        gg.GraphAllocator(cpu).alloc_graph(graph)
+        return cpu.graph_plan_create(graph, **kw)
+
+
+NORMED = (OP.RMS_NORM, OP.MUL, OP.MUL_MAT)
+
+
+def test_every_product_of_a_norm_computes_it_again():
+    """With several threads none then waits for the norm; one thread computes it once."""
+    net = Attention()
+    plans = [net.plan(), net.plan(fuse=False), net.plan(n_threads=1), net.plan(n_threads=3)]
+    assert ops(plans[0]) == ops(plans[3]) == [NORMED, (OP.MUL_MAT,), (OP.MUL_MAT,), (OP.MUL_MAT, OP.ADD)]
+    assert [len(p.reads) for p in plans[0].parts] == [3, 3, 3, 3]
+    assert ops(plans[2]) == [(OP.RMS_NORM, OP.MUL), *[(OP.MUL_MAT,)] * 4, (OP.ADD,)]
+    got = []
+    for plan in plans:
+        plan.compute()
+        got.append([plan.numpy(t).tobytes() for t in net.outs])
+    assert all(g == got[0] for g in got)
+    with pytest.raises(Overwritten, match="never stored"):
+        plans[0].numpy(net.h)
+
+
+@pytest.mark.parametrize("who", ("output", "other op", "two columns"))
+def test_a_norm_that_others_read_is_stored(who):
+    net = Attention()
+    extra = {"output": lambda: net.h, "other op": lambda: gg.scale(net.h, 2.0),
+             "two columns": lambda: gg.mul_mat(net.q.src[0], gg.concat(net.h, net.h, 1))}[who]()
+    plan = net.plan(*net.outs, extra)
+    assert NORMED not in ops(plan) and (OP.RMS_NORM, OP.MUL) in ops(plan)
+    plan.compute()
+    want = net.plan(*net.outs, extra, fuse=False)
+    want.compute()
+    assert plan.numpy(extra).tobytes() == want.numpy(extra).tobytes()
+
+
+def test_products_do_not_write_what_the_norm_is_computed_of_again():
+    """q lies over x: k and v, which come later, would see it."""
+    raw = gg.HostBuffer(CPU.device.buffer_type(), 4096)
+
+    def place(ctx):
+        gg.tensor_alloc(raw, x := ctx.new_tensor(gg.F32, (64,)), 0)
+        return x
+    net, values = Attention(place=place), np.random.default_rng().standard_normal(64)
+    gg.tensor_alloc(raw, net.q, 0)
+    results = []
+    for fuse in (True, False):
+        net.x.set(values)
+        plan = net.plan(net.q, net.k, net.v, fuse=fuse)
+        assert NORMED not in ops(plan)
+        plan.compute()
+        results.append([plan.numpy(t).tobytes() for t in (net.q, net.k, net.v)])
+    assert results[0] == results[1]
+
+
+def test_a_sum_may_not_lie_over_the_column_of_its_product():
+    """x + W x over x: a thread that comes later would multiply the sum."""
+    raw = gg.HostBuffer(CPU.device.buffer_type(), 4096)
+    ctx, rng = gg.Context(), np.random.default_rng()
+    w = gg.from_numpy(ctx, rng.standard_normal((64, 64)).astype(np.float32), type=gg.Q8_0)
+    gg.tensor_alloc(raw, x := ctx.new_tensor(gg.F32, (64,)), 0)
+    y = gg.add(gg.mul_mat(w, x), x)
+    gg.tensor_alloc(raw, y, 0)
+    x.set(rng.standard_normal(64))
+    graph = gg.Graph(y)
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+    assert ops(CPU.graph_plan_create(graph)) == [(OP.MUL_MAT,), (OP.ADD,)]
 
 
 def test_every_fusion_runs_in_some_random_graph():

@@ -83,7 +83,7 @@ def test_the_graphs_that_are_counted(name):
     repacked, build = core_traffic.GRAPHS[name]
     new = core_traffic.Leaves(repacked)
     with new.ctx:
-        graph = gg.Graph(*build(new))
+        graph = gg.Graph(*build(new), order="together")
     new.filled(CPU)
     check(plan_of(graph, 2))
 

@@ -343,8 +343,32 @@ def test_what_cannot_be_pickled_says_so():
                            (own, gg.NotSupported, "calls a function of yours")):
         with pytest.raises(error, match=text):
             pickle.dumps(x)
-    with pytest.raises(gg.TypeMismatch, match="pickle its Graph"):
-        copy.deepcopy(a)
+
+
+@pytest.mark.parametrize("type", ["F32", "F16", "BF16", "I32", "Q8_0", "Q4_K"])
+def test_a_copy_is_a_leaf_of_its_own(type):
+    a = gg.tensor(np.arange(2048).reshape(8, 256) % 100, name="a", type=type)
+    for t in (a, a[1:7:2], a[3]):
+        for again in (copy.copy(t), copy.deepcopy(t)):
+            assert (again.type, again.shape) == (t.type, t.shape) and not again.op
+            np.testing.assert_array_equal(again.numpy(), t.numpy())
+    a.set(0 * a.numpy())
+    assert again.numpy().any()
+    with pytest.raises(gg.NotAllocated, match="compute it first"):
+        copy.copy(gg.cast(a, "F32"))
+
+
+def test_numbers_in_lists_and_formats():
+    a = gg.tensor([[1.0, 2.0], [3.0, 4.0]], name="a")
+    np.testing.assert_array_equal(gg.compute(a + [1, 2]), a.numpy() + [1, 2])
+    np.testing.assert_array_equal(gg.compute((1, 2) - a), (1, 2) - a.numpy())
+    with pytest.raises(gg.TypeMismatch, match="a list beside a tensor"):
+        a + ["x"]
+    assert f"{a[1, 0]:.2f}" == "3.00" and f"{a}" == str(a)
+    with pytest.raises(gg.TypeMismatch, match=r"holds 4 values, '.2f' formats one; write np.array2string"):
+        f"{a:.2f}"
+    with pytest.raises(gg.NotAllocated, match=r"with t.write\(\) as a: a\[i\] \+= 1"):
+        a[0, 0] += 1
 
 
 # ---------------------------------------------------------------- values, types and other libraries

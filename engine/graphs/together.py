@@ -1,0 +1,45 @@
+"""Products of one column that read the same one, next to each other: threads do not meet between them.
+
+    visit         h  q  rope q  k  rope k  v        k and v need nothing but h
+    together      h  q  k  v  rope q  rope k        three products in one phase (engine/cpu/phases.py)
+
+Their results live a little longer; of one column they are small beside the arena, which longer batches need.
+"""
+from ggjit.core.table import TABLE
+from ggjit.core.versions import written
+from ggjit.ops.core.record import OP, T_BUFFER
+
+
+def together(nodes):
+    """The nodes, each such product moved up to the first one, with the bias that is added to it."""
+    out, groups, last_write, i = [], {}, {}, 0
+    while i < len(nodes):
+        t = nodes[i]
+        if _is_product(t):
+            unit = nodes[i:i + 1 + _has_bias(nodes, i)]
+            first, group = groups.get(t.src[1].id, (i, None))
+            if group is None or any(last_write.get(x.base.id, -1) >= first for u in unit for x in u.src):
+                groups[t.src[1].id] = i, (group := [])
+                out.append(group)
+        else:
+            unit = nodes[i:i + 1]
+            out.append(group := [])
+        group += unit
+        for u in unit:
+            last_write.update((x.id, i) for x in written(u))
+        i += len(unit)
+    return [t for group in out for t in group]
+
+
+def _is_leaf(t):
+    return t.op == OP.NONE and t.view_src is None
+
+
+def _is_product(t):
+    return t.op == OP.MUL_MAT and t.ne[1:] == (1, 1, 1) and _is_leaf(t.src[0]) and TABLE.words[t.id, T_BUFFER] < 0
+
+
+def _has_bias(nodes, i):
+    """Is what follows the sum of the product and a leaf?"""
+    t = nodes[min(i + 1, len(nodes) - 1)]
+    return t.op == OP.ADD and t.src[0].id == nodes[i].id and _is_leaf(t.src[1]) and t.view_src is None

@@ -1,0 +1,173 @@
+"""A bounds-checked copy of a user's @njit function, and whether the function needs one for ever.
+
+`bounds_checked(f)` compiles f again with bounds checks, and with it every @njit function that f calls by name or as
+`module.name`: Numba checks only what is compiled so.
+
+`indexes_by_values(f, n)` says whether an index of f comes from values that it reads, as in `dst[i] = a[rows[i]]`.  Runs
+that went well say nothing of later ones then.  It follows Numba's code before types: values read from the first n
+arguments are marked, so is all that is computed from them or assigned where a marked value decides, until nothing new
+is marked.  Shapes and lengths are not values.
+"""
+import types
+import weakref
+
+_SHAPES = ("shape", "strides", "size", "ndim", "itemsize", "nbytes")
+_NOT_KEPT = ("boundscheck", "parallel", "cache", "nopython")
+_copies = weakref.WeakKeyDictionary()       # @njit function -> its checked copy
+
+
+def _is_jitted(x):
+    return hasattr(x, "py_func") and hasattr(x, "targetoptions")
+
+
+# ---------------------------------------------------------------- copies
+def bounds_checked(function):
+    """The @njit function compiled with bounds checks, its helpers too; the same copy for every call."""
+    if function not in _copies:
+        _copies[function] = _copy(function, {})
+    return _copies[function]
+
+
+def _copy(function, made):
+    from numba import njit
+    if id(function) in made:
+        return made[id(function)]
+    old = function.py_func
+    cells = tuple(types.CellType() for _ in old.__closure__ or ())
+    names = {"__builtins__": old.__globals__["__builtins__"], "__name__": old.__module__}
+    new = types.FunctionType(old.__code__, names, old.__name__, old.__defaults__, cells or None)
+    new.__kwdefaults__ = old.__kwdefaults__
+    options = {k: v for k, v in function.targetoptions.items() if k not in _NOT_KEPT and v is not None}
+    made[id(function)] = copy = njit(**options, boundscheck=True)(new)
+    used = _names_in(old.__code__)              # set after `copy` is known: functions may call themselves
+    names |= {k: _checked(v, used, made) for k, v in old.__globals__.items() if k in used}
+    for cell, was in zip(cells, old.__closure__ or (), strict=True):
+        cell.cell_contents = _checked(was.cell_contents, used, made)
+    return copy
+
+
+def _names_in(code):
+    """Names that a code object and those in it look up: globals, and attributes of modules."""
+    return set(code.co_names).union(*(_names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)))
+
+
+def _checked(value, used, made):
+    """A jitted function's copy; a module whose used jitted functions are copies; any other value itself."""
+    if _is_jitted(value):
+        return _copy(value, made)
+    if isinstance(value, types.ModuleType):
+        jitted = {k: v for k, v in vars(value).items() if k in used and _is_jitted(v)}
+        if jitted:
+            module = types.ModuleType(value.__name__)
+            vars(module).update(vars(value), **{k: _copy(v, made) for k, v in jitted.items()})
+            return module
+    return value
+
+
+# ---------------------------------------------------------------- indices
+def indexes_by_values(function, n):
+    """Does an index of the @njit function, or of one that it calls, come from values in its first n arguments?"""
+    from numba.core.errors import NumbaError
+    try:
+        return _depends(function, frozenset(range(n)), set())
+    except NumbaError:                          # the compiler says what is wrong with it
+        return True
+
+
+def _depends(function, marked_args, seen):
+    from numba.core.compiler import run_frontend
+    if (function, marked_args) in seen:
+        return False
+    seen.add((function, marked_args))
+    return _ReadValues(run_frontend(function.py_func), marked_args).found(seen)
+
+
+class _ReadValues:
+    """Marked variables of one function's Numba code."""
+
+    def __init__(self, code, marked_args):
+        from numba.core.ir_utils import build_definitions
+        self.code, self.args = code, marked_args
+        self.definitions = build_definitions(code.blocks)
+        self.statements = [(label, s) for label, block in code.blocks.items() for s in block.body]
+        self.marked = set()
+
+    def found(self, seen):
+        """Is a marked variable an index, here or in a function called from here?"""
+        from numba.core import ir
+        before = -1
+        while before != len(self.marked):
+            before = len(self.marked)
+            for _, s in self.statements:
+                if isinstance(s, ir.Assign) and self._is_marked(s.value):
+                    self.marked.add(s.target.name)
+                elif isinstance(s, (ir.SetItem, ir.StaticSetItem)) and self._is_marked(s.value):
+                    self.marked.add(s.target.name)
+            self._mark_decided()
+        return any(self._indexes(s, seen) for _, s in self.statements)
+
+    def _is_marked(self, value):
+        from numba.core import ir
+        if isinstance(value, ir.Arg):
+            return value.index in self.args
+        if isinstance(value, ir.Var):
+            return value.name in self.marked
+        if not isinstance(value, ir.Expr):
+            return False                        # a constant, a global
+        if value.op == "getattr" and value.attr in _SHAPES:
+            return False
+        if value.op == "call" and self._called(value) is len:
+            return False
+        return any(v.name in self.marked for v in value.list_vars())
+
+    def _mark_decided(self):
+        """Mark what is assigned where a marked value decides whether it is, and is known elsewhere, too."""
+        from numba.core import ir
+        from numba.core.analysis import compute_cfg_from_blocks
+        graph = compute_cfg_from_blocks(self.code.blocks)
+        for label, s in self.statements:
+            if isinstance(s, ir.Branch) and s.cond.name in self.marked:
+                inside = _between(graph, label)
+                assigned = {t.target.name for at, t in self.statements if at in inside and isinstance(t, ir.Assign)}
+                outside = {v.name for at, t in self.statements if at not in inside for v in t.list_vars()}
+                self.marked |= assigned & outside
+
+    def _called(self, call):
+        """What a call calls, where that is a name or an attribute of a module; else None."""
+        from numba.core import ir
+        found = self.definitions.get(call.func.name, [])
+        value = found[0] if len(found) == 1 else None
+        if isinstance(value, ir.Expr) and value.op == "getattr":
+            of = self.definitions.get(value.value.name, [None])[0]
+            return getattr(getattr(of, "value", None), value.attr, None)
+        return getattr(value, "value", None)
+
+    def _indexes(self, s, seen):
+        from numba.core import ir
+        if isinstance(s, ir.SetItem):
+            return s.index.name in self.marked
+        value = s.value if isinstance(s, ir.Assign) else None
+        if not isinstance(value, ir.Expr):
+            return False
+        if value.op == "getitem":
+            return value.index.name in self.marked
+        if value.op == "make_function":         # a function within the function: not followed
+            return True
+        called = self._called(value) if value.op == "call" else None
+        if not _is_jitted(called):
+            return False
+        given = frozenset(k for k, v in enumerate(value.args) if v.name in self.marked)
+        by_name = any(v.name in self.marked for _, v in value.kws) or value.vararg is not None
+        return by_name or _depends(called, given, seen)
+
+
+def _between(graph, label):
+    """Blocks that may run after `label` and before it is past: up to those that always follow."""
+    always = graph.post_dominators()[label] - {label}
+    found, todo = set(), [label]
+    while todo:
+        for after, _ in graph.successors(todo.pop()):
+            if after not in always and after not in found:
+                found.add(after)
+                todo.append(after)
+    return found
