@@ -197,12 +197,11 @@ def sync():
 # ---------------------------------------------------------------- walkers
 def as_body(run, threads):
     """The body of a walker: `run` by teams of so many threads; what compilers do while they compile it."""
-    def body(row):
+    def body(row, first, step):
         lane = current()
         lane.team_threads = threads
-        row = run(row)
+        run(row, first, step)
         lane.return_to_block()
-        return row
     return body
 
 
@@ -211,27 +210,12 @@ def team():
     return lane.seat // lane.team_threads
 
 
-def enter(x, y, z, n, pieces_nbytes, row, b):
+def enter(x, y, z, n, pieces_nbytes, row):
     lane = current()
     lane.return_to_block()
-    lane.enter(row, b, (x, y, z), n)
+    lane.enter(row, (x, y, z), n)
     sync()
-
-
-def entered_row():
-    return current().block.row
-
-
-def entered_block():
-    return current().block.number
-
-
-def whole_block():
-    return current().block.whole.index[0]
-
-
-def whole_blocks():
-    return current().block.whole.n_blocks
+    return row
 
 
 def arrive(counter):
