@@ -23,7 +23,7 @@ MOST_SPILLED = 64               # bytes of a thread
 class PlanWalk:
     """`launch(stream)` submits the plan.  words: the table; n_blocks: of the walker; function: its handle."""
 
-    def __init__(self, device, words, counter, function, n_blocks, threads):
+    def __init__(self, words, counter, function, n_blocks, threads):
         self.words, self.n_blocks, self._counter, self._function = words, n_blocks, counter, function
         self._shape = n_blocks, 1, 1, threads, 1, 1, walk_table.shared_nbytes(words)
         self._argument = argument_of(counter.base + walk_table.COUNTER_NBYTES)
@@ -73,4 +73,4 @@ def _made(plan, steps, walker, numbers):
     walk_check.check_table(words, [(x.node, x.launch) for x in steps], plan.rows, plan._row_base, walker, n_blocks)
     clear = np.zeros(walk_table.COUNTER_NBYTES // WORD, np.int64)
     backend.send(counter.base, np.concatenate([clear, words]).view(np.uint8))
-    return PlanWalk(device, words, counter, function, n_blocks, walker.threads)
+    return PlanWalk(words, counter, function, n_blocks, walker.threads)

@@ -28,13 +28,19 @@ ALONE_ROUNDS = 4                # times all threads of a block, of a launch that
 
 @dataclasses.dataclass(frozen=True)
 class WalkStep:
-    """A launch on a NODE row: the address of the row, the bytes that it reads and writes, (first, end) each, and those
-    of its weights."""
+    """A launch on a NODE row.
+
+    node            address of the row
+    reads, writes   bytes that it reads and writes, (first, end) each
+    weights         of these, what is fetched in advance
+    is_product      it reads weights, for which all of the GPU's bandwidth is wanted
+    """
     launch: object
     node: int
     reads: tuple
     writes: tuple
-    weights: tuple
+    weights: tuple = (0, 0)
+    is_product: bool = False
 
 
 def steps(plan, left_out):
@@ -50,19 +56,21 @@ def steps(plan, left_out):
         scratch = ((first, first + kernel.work_nbytes),) if kernel.work_nbytes else ()
         reads = tuple(bytes_of(s) for s in t.src if s is not None)
         results = tuple(bytes_of(x) for x in (t, *(t.src[i] for i in updating.get(t.op, ()))))
-        weights = reads[0] if t.op is OP.MUL_MAT else (0, 0)
+        weights = reads[0] if t.op is OP.MUL_MAT else (0, 0)            # which experts are used is not known yet
+        is_product = t.op in (OP.MUL_MAT, OP.MUL_MAT_ID)
         for launch in kernel.launches:
             if number not in left_out:
                 writes = (() if launch.leaves else results) + (scratch if launch.work_nbytes else ())
                 found.append(WalkStep(launch, plan._row_base + start * WORD, reads + scratch, writes,
-                                  (0, 0) if launch.leaves else weights))
+                                  *(((0, 0), False) if launch.leaves else (weights, is_product))))
             number += 1
     return found
 
 
 def alone(step, threads):
     """Is it small enough for one block of so many threads?"""
-    return math.prod(step.launch.grid) * step.launch.block <= ALONE_ROUNDS * threads
+    n_threads = math.prod(step.launch.grid) * step.launch.block
+    return n_threads <= ALONE_ROUNDS * threads and not step.is_product
 
 
 def levels(steps, alone):
