@@ -104,15 +104,13 @@ def n_teams(threads, launch, piece_nbytes):
 
 
 def table(steps, walker, numbers, pieces, counter):
-    """The words.  numbers, pieces: of the walker's bodies by (name, block), and bytes of shared memory of a team of
+    """The rows.  numbers, pieces: of the walker's bodies by (name, block), and bytes of shared memory of a team of
     each; counter: its address."""
-    words = np.zeros(walk.HEADER_WORDS + walk.ROW_WORDS * len(steps), np.int64)
-    words[:walk.HEADER_WORDS] = len(steps), counter
-    rows, small = words[walk.HEADER_WORDS:].reshape(-1, walk.ROW_WORDS), [alone(x, walker.threads) for x in steps]
+    rows, small = np.zeros((len(steps), walk.ROW_WORDS), np.int64), [alone(x, walker.threads) for x in steps]
     level = levels(steps, small)
     order = np.argsort(level, kind="stable")
     rows[1:, walk.W_WAITS] = np.diff(level[order]) > 0
-    rows[:, walk.W_ALONE] = np.array(small)[order]
+    rows[:, walk.W_ALONE], rows[:, walk.W_COUNTER], rows[-1, walk.W_ENDS] = np.array(small)[order], counter, 1
     for row, step in zip(rows, (steps[i] for i in order), strict=True):
         x, y, z = step.launch.grid
         body = numbers[step.launch.name, step.launch.block]
@@ -124,10 +122,9 @@ def table(steps, walker, numbers, pieces, counter):
         row[walk.W_FETCH], row[walk.W_FETCH_NBYTES] = first, min(end - first, MAX_FETCH_NBYTES)
         row[walk.W_WRITES] = (0 if step.launch.leaves else walk.WRITES_RESULT) | \
             (walk.WRITES_SCRATCH if step.launch.work_nbytes else 0)
-    return words
+    return rows
 
 
-def shared_nbytes(words):
-    """Dynamic shared memory of a block for the words of a table."""
-    rows = words[walk.HEADER_WORDS:].reshape(-1, walk.ROW_WORDS)
+def shared_nbytes(rows):
+    """Dynamic shared memory of a block for a table."""
     return WORDS_NBYTES + int((rows[:, walk.W_TEAMS] * rows[:, walk.W_PIECES]).max(initial=0))
