@@ -85,6 +85,7 @@ def test_bad_chats_paths_and_json(client):
         r = client.post(path, content=content)
         assert r.status_code == 400 and words in r.json()["error"]["message"]
     assert client.get("/nothing").status_code == 404 and client.get(path).status_code == 405
+    assert "takes POST, not GET" in client.get(path).json()["error"]["message"]
     assert "docs/serving.md" in client.get("/nothing").json()["error"]["message"]
     assert "choices" in ask(client, path=path, messages=[message], max_tokens=2)
 
