@@ -294,7 +294,9 @@ class MeasureReport:
             lifetimes = f"<details><summary>coloured by lifetime</summary>{self.drawing('lifetime')}</details>"
         head, lines = self.table()
         numbers = "".join(f"<tr><th style='text-align:left'>{e(k)}</th><td>{e(v)}</td></tr>" for k, v in self.summary())
-        cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line) + "</tr>" for line in lines)
+        # the last column holds file names, which browsers break nowhere
+        cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line[:-1])
+                        + f"<td style='overflow-wrap:anywhere'>{e(line[-1])}</td></tr>" for line in lines)
         heads, auto = "".join(f"<th>{e(h)}</th>" for h in head), "<table style='width:auto'>"
         return (f"<div><b>{e(self.title or 'Memory')}</b>{auto}{numbers}</table>"
                 f"<p>{'<br>'.join(map(e, self.advice()))}</p>{self.drawing()}"
