@@ -1,6 +1,6 @@
 """Proof and speed of the CUDA backend on a real GPU, in one call.
 
-    python -m benchmarks.gpu [--quick] [--model PATH ...] [--embed-model PATH] [--only ops|speed] [--share 0.1]
+    python -m benchmarks.gpu [--quick] [--model PATH ...] [--embed-model PATH] [--only ops|speed|walk] [--share 0.1]
     GGJIT_CUDA_COMPILER=simulator GGJIT_CUBLAS=1 GGJIT_CCCL=1 python -m benchmarks.gpu --dry
                                             every measurement once, as small as they go; libraries by their stand-ins
 
@@ -9,7 +9,8 @@
 2. timings by events: a measured copy, mat-vec of every weight type against it, F16 products against torch (cuBLAS),
    int8 prefill, attention against torch's scaled_dot_product_attention, own kernels against cuBLAS for few columns and
    against CCCL for sorts;
-3. launch overhead with and without CUDA graphs; memory taken against gg.measure;
+3. launch overhead with and without CUDA graphs; a token as one persistent kernel against the captured graph
+   (gpu_walk.py; --only walk: this alone); memory taken against gg.measure;
    every other op on the largest of its cases (gpu_ops.py);
 4. MiniLM, stories260K and a 1.1B shape: against the CPU, tokens a second, beside llama-bench where one is found.
 
@@ -39,6 +40,7 @@ import ggjit as gg
 from benchmarks.catalogue import STORIES
 from benchmarks.gpu_ops import op_rows
 from benchmarks.gpu_suite import CUBLAS, OWN, check_ops, nmse, sanitize, sanitizer
+from benchmarks.gpu_walk import walk_rows
 from benchmarks.report import Row, Spread, markdown
 from benchmarks.synth import model_path
 from benchmarks.worker import Missing
@@ -263,8 +265,8 @@ def attention_rows(timer):
 def overhead_rows(timer):
     """A chain of tiny nodes: what a launch costs, one by one and in a captured graph."""
     n_nodes = timer.scale.chain
-    for label, graphs in (("launch by launch", 0), ("as a CUDA graph", 1)):
-        gpu = gg.init_backend(timer.gpu.device.name, graphs=graphs)
+    for label, params in (("launch by launch", "graphs=0"), ("as a CUDA graph", ""), ("in one kernel", "persistent=1")):
+        gpu = timer.gpu.device.init_backend(params)
         x, = weights(gpu, (gg.F32, (64, 1)))
         y = x
         for _ in range(n_nodes):
@@ -350,7 +352,14 @@ def llama_rows(timer, path):
         m.reset()
         m.decode(ids)
         times = timer.wall_seconds(lambda: m.decode([5]))
-        yield beside(f"{name}: decode", Spread([1 / s for s in times], "tok/s"), peer.get("decode"))
+        captured = Spread([1 / s for s in times], "tok/s")
+        yield beside(f"{name}: decode", captured, peer.get("decode"))
+    with load_model(path, backend=timer.gpu.device.init_backend("persistent=1"), n_gpu_layers=-1) as m:
+        m.decode(ids)
+        times = timer.wall_seconds(lambda: m.decode([5]))
+        ours = Spread([1 / s for s in times], "tok/s")
+        yield Row(f"{name}: decode as one kernel", "-", ours, captured, ours.median / captured.median,
+                  against="captured")
 
 
 def beside(work, ours, peer):
@@ -373,13 +382,16 @@ def llama_bench(path, n_prompt, n_generated=64):
 
 
 # ---------------------------------------------------------------- the call
-def measured(gpu, scale, llamas, embed):
+def measured(gpu, scale, llamas, embed, only=None):
     timer = Timer(gpu, scale)
     peak = timer.copy_bandwidth()
     rows = [Row("device-to-device copy", "-", Spread([peak / 1e9], "GB/s"))]
     parts = (mat_vec_rows(timer, peak), product_rows(timer), few_columns_rows(timer), sort_rows(timer),
-             attention_rows(timer), overhead_rows(timer), memory_rows(timer), op_rows(timer, peak),
-             model_rows(timer, llamas, embed))
+             attention_rows(timer), overhead_rows(timer), walk_rows(lambda b: Timer(b, scale), gpu.device, scale),
+             memory_rows(timer), op_rows(timer, peak), model_rows(timer, llamas, embed))
+    if only == "walk":
+        parts = (overhead_rows(timer), walk_rows(lambda b: Timer(b, scale), gpu.device, scale),
+                 model_rows(timer, llamas, None))
     for part in parts:
         try:
             for row in part:
@@ -404,7 +416,8 @@ def main(argv=None):
     p.add_argument("--dry", action="store_true", help="everything as small as it goes, to see that it runs; no file")
     p.add_argument("--model", nargs="*", help="llama GGUFs to decode with; by default stories260K and a 1.1B shape")
     p.add_argument("--embed-model", help="a bert GGUF to embed with; by default MiniLM")
-    p.add_argument("--only", choices=("ops", "speed"), help="the op suite alone, or the measurements alone")
+    p.add_argument("--only", choices=("ops", "speed", "walk"),
+                   help="the op suite alone, the measurements alone, or tokens as one persistent kernel alone")
     p.add_argument("--share", type=float, default=1.0, help="share of the op suite's cases, drawn anew in every run")
     p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes of the op suite")
     args = p.parse_args(argv)
@@ -414,12 +427,12 @@ def main(argv=None):
         print(f"benchmarks.gpu needs an NVIDIA GPU: {e}", file=sys.stderr)
         return 1
     device, scale = gpu.device, DRY if args.dry else QUICK if args.quick else FULL
-    checked = [] if args.only == "speed" else check_ops(args.jobs, args.share, args.dry)
-    program = None if args.only == "speed" or args.dry else sanitizer()
+    checked = [] if args.only in ("speed", "walk") else check_ops(args.jobs, args.share, args.dry)
+    program = None if args.only in ("speed", "walk") or args.dry else sanitizer()
     n_sanitized, faults = sanitize(program, args.jobs, args.share) if program else (0, [])
     llamas, embed = ([], None) if args.only == "ops" or args.dry else default_models(scale)
     rows = [] if args.only == "ops" else measured(gpu, scale, llamas if args.model is None else args.model,
-                                                  args.embed_model or embed)
+                                                  args.embed_model or embed, args.only)
     wrong = [f"- {op} {w}" for op, *_, ws in checked for w in ws] + [f"- compute-sanitizer: {x}" for x in faults]
     n = sum(n for _, n, *_ in checked)
     text = (f"# {device.description}, {datetime.date.today()}\n\n"

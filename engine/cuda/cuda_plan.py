@@ -7,8 +7,9 @@
 A kernel's only argument is the device address of its node's row, so one compiled kernel serves all shapes, and neither
 the launches nor a captured graph change when buffers move: the rows are written anew.  Kernels that find a bad index
 leave it in the status, which is read with every run and looked at when the stream is synchronized.
+
+With `persistent=1` a plan that runs again is one kernel that walks over its launches (walk.py), where that can be.
 """
-import ctypes
 import dataclasses
 import functools
 import weakref
@@ -17,12 +18,13 @@ import numpy as np
 
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cuda.driver import CudaError, driver
+from ggjit.cuda.functions import argument_of, function_of
 from ggjit.cuda.libraries import chosen
+from ggjit.cuda.walk import PlanWalk, walk_of
 from ggjit.graphs.graph_plan import Plan
 from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_DST, N_SRC, N_WORK, V_ADDR, V_WORDS, WORD
 from ggjit.ops.core.shape import describe
-from ggjit.ops.cuda.compiler.choice import SIMULATED
 from ggjit.ops.cuda.native.launch import Gemm, Sort
 
 STATUS_WORDS = 2                # words of the status block, as ops/cuda/native/views.py reads them
@@ -61,20 +63,21 @@ class CUDAPlan(Plan):
         self._launches, self._first_launch, self._arguments = [], [], []        # launches: functions of the stream
         for kernel, start in zip(self.kernels, self._starts, strict=False):
             self._first_launch.append(len(self._launches))
-            argument = _argument(self._row_base + start * WORD)
+            argument = argument_of(self._row_base + start * WORD)
             self._arguments.append(argument)
             for launch in kernel.launches:
                 if isinstance(launch, Gemm | Sort):
                     by_library = self._multiply if isinstance(launch, Gemm) else self._sort
                     self._launches.append(functools.partial(by_library, launch, start))
                 else:
-                    shape = _function(backend.device, launch), *launch.grid, launch.block, 1, 1, 0
+                    shape = function_of(backend.device, launch), *launch.grid, launch.block, 1, 1, 0
                     self._launches.append(functools.partial(_launch, shape, argument[0]))
             self.rows[start + N_CHUNK] = self._row_base + self._status_offs
         self._first_launch.append(len(self._launches))
         self._done_by = _repetitions(self.nodes, self.kernels)
         self._calls_libraries = any(isinstance(x, Gemm | Sort) for k in self.kernels for x in k.launches)
         self._captures = backend.use_graphs and len(self._launches) >= GRAPH_MIN_LAUNCHES
+        self._walk = None if backend.persistent else "the backend was made without persistent=1"
         self._graph = _Graph()
         weakref.finalize(self, _free_graph, backend.device, self._graph).atexit = False
 
@@ -94,6 +97,8 @@ class CUDAPlan(Plan):
 
     def _rows_written(self, memory):
         self._send_rows()
+        if isinstance(self._walk, PlanWalk):
+            self._walk = None                   # the bytes that launches touch are others
         if self._calls_libraries:               # a captured call holds the addresses it was captured with
             _free_graph(self.backend.device, self._graph)
 
@@ -110,7 +115,8 @@ class CUDAPlan(Plan):
             self.begin()
             self.backend.device.use()
             if first == 0 and last == len(self.nodes) and self._captures and self.runs:
-                self._replay()
+                if not self._walked():
+                    self._replay()
             else:
                 self._submit(first, last, self.backend.stream)
             self.backend.ran(self)
@@ -120,11 +126,29 @@ class CUDAPlan(Plan):
     def _alone(self):
         return self.backend.lock
 
+    @property
+    def not_walked_because(self):
+        """Why the whole plan is not one persistent kernel; None if it is, or has not run twice yet."""
+        return self._walk if isinstance(self._walk, str) else None
+
+    def _walked(self):
+        """Submit the whole plan as one persistent kernel, where that can be."""
+        if self._walk is None:
+            self._walk = walk_of(self, {i for i, done_by in enumerate(self._done_by) if done_by >= 0})
+        if isinstance(self._walk, str):
+            return False
+        self._walk.launch(self.backend.stream)
+        self._read_status(self.backend.stream)
+        return True
+
     def _submit(self, first, last, stream):
         begin, end = self._first_launch[first], self._first_launch[last]
         for launch, done_by in zip(self._launches[begin:end], self._done_by[begin:end], strict=True):
             if done_by < begin:
                 launch(stream)
+        self._read_status(stream)
+
+    def _read_status(self, stream):
         self.backend.cuda.cuMemcpyDtoHAsync(self._status.base, self._row_base + self._status_offs,
                                             STATUS_WORDS * WORD, stream)
 
@@ -245,33 +269,3 @@ def _free_graph(device, graph):
 
 def _launch(shape, argument, stream):
     driver().cuLaunchKernel(*shape, stream, argument, 0)
-
-
-def _argument(address):
-    """(address of cuLaunchKernel's list of pointers for one int64 argument, memory to keep alive)."""
-    value = ctypes.c_int64(address)
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(value))
-    return ctypes.addressof(pointers), pointers, value
-
-
-# ---------------------------------------------------------------- from a Python function to one that can be launched
-def _function(device, launch):
-    """The function handle of `launch` on `device`; each kernel is compiled and loaded once."""
-    found = device.functions.get(launch.name)
-    if found is None:
-        image, symbol = _image(device, launch)
-        device.use()
-        module = driver().cuModuleLoadData(image)
-        found = device.functions[launch.name] = driver().cuModuleGetFunction(module, symbol)
-        device.modules.append(module)
-    return found
-
-
-def _image(device, launch):
-    if SIMULATED:                   # the Python function itself takes the place of the machine code
-        func = launch.make()
-        func.__name__ = launch.name
-        return func, b""
-    from ggjit.ops.cuda.compiler.build import binary
-    built = binary(launch, device.compute_capability)
-    return built.cubin, built.symbol.encode()

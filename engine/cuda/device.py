@@ -49,6 +49,7 @@ class CUDADevice(Device):
             return int(cuda.cuDeviceGetAttribute(getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}"), self.handle))
         self.compute_capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
         self.n_multiprocessors = attribute("MULTIPROCESSOR_COUNT")
+        self.cooperative = bool(attribute("COOPERATIVE_LAUNCH"))
         self.type = TYPE_IGPU if attribute("INTEGRATED") else TYPE_GPU
         self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/cuda_plan.py)
         self.measured = None                            # measured times of libraries (engine/cuda/libraries.py)
@@ -84,12 +85,13 @@ class CUDADevice(Device):
         return tuple(int(n) for n in driver().cuMemGetInfo())
 
     def init_backend(self, params=""):
-        """params: "graphs=0" launches kernels one by one instead of as captured CUDA graphs."""
+        """params: "graphs=0" launches kernels one by one instead of as captured CUDA graphs; "persistent=1" makes one
+        kernel of a plan that runs again (engine/cuda/walk.py), which no GPU has run yet."""
         if self.compute_capability < MIN_CAPABILITY:
             raise GgjitError(f"{self.name} ({self.description}) has compute capability "
                              f"{'.'.join(map(str, self.compute_capability))}; ggjit's kernels need "
                              f"{'.'.join(map(str, MIN_CAPABILITY))}; use the CPU backend")
-        return CUDABackend(self, **parse_params(params, {"graphs": int}))
+        return CUDABackend(self, **parse_params(params, {"graphs": int, "persistent": int}))
 
     def buffer_type(self):
         return self._buffer_type
@@ -246,9 +248,10 @@ class CUDABackend(Backend):
     reads_placements = True
     n_threads, abort_callback = 1, None
 
-    def __init__(self, device, graphs=1):
+    def __init__(self, device, graphs=1, persistent=0):
         super().__init__(device)
         self._plan_class, self.use_graphs, self.cuda = CUDAPlan, bool(graphs), driver()
+        self.persistent = bool(persistent)
         device.use()
         self.stream = self.cuda.cuStreamCreate(self.cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self.lock = threading.RLock()           # plans share scratch memory: one submits at a time
@@ -361,7 +364,7 @@ class CUDABackend(Backend):
     # ------------------------------------------------------------ graphs
     @property
     def plan_settings(self):
-        return (self.use_graphs,)
+        return self.use_graphs, self.persistent
 
     def graph_plan_create(self, graph, placement=None):
         """A CUDAPlan: kernels compiled and loaded, launches prepared; `plan.compute()` submits them.

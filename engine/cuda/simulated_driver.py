@@ -12,7 +12,7 @@ import types
 
 import numpy as np
 
-from ggjit.ops.cuda.compiler.simulator import SimulatedLaunch, check, expose, withdraw
+from ggjit.ops.cuda.compiler.simulator import CooperativeLaunch, SimulatedLaunch, check, expose, withdraw
 
 N_DEVICES = 2
 MEMORY_NBYTES = 1 << 30         # memory of each simulated device
@@ -32,11 +32,12 @@ class CUresult(enum.IntEnum):
 
 CUdevice_attribute = enum.IntEnum("CUdevice_attribute", {
     "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 16, "CU_DEVICE_ATTRIBUTE_INTEGRATED": 18,
-    "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 75, "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 76})
+    "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 75, "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 76,
+    "CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH": 95})
 CUstream_flags = enum.IntEnum("CUstream_flags", {"CU_STREAM_NON_BLOCKING": 1})
 CUevent_flags = enum.IntEnum("CUevent_flags", {"CU_EVENT_DEFAULT": 0, "CU_EVENT_DISABLE_TIMING": 2})
 CUstreamCaptureMode = enum.IntEnum("CUstreamCaptureMode", {"CU_STREAM_CAPTURE_MODE_RELAXED": 2})
-_ATTRIBUTES = {16: 4, 18: 0, 75: 9, 76: 0}
+_ATTRIBUTES = {16: 4, 18: 0, 75: 9, 76: 0, 95: 1}
 
 _memory = {}                    # address -> (uint8 array that holds it, size, device or None for host memory)
 _current = types.SimpleNamespace(device=0)
@@ -296,18 +297,36 @@ def cuModuleGetFunction(hmod, name):
     return hmod
 
 
-@_call
-def cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
-                   kernelParams, extra):
-    if min(gridDimX, gridDimY, gridDimZ) < 1 or max(gridDimY, gridDimZ) > 65535 or not 1 <= blockDimX <= 1024:
+def _launch(kind, f, grid, block, hStream, kernelParams):
+    if min(grid) < 1 or max(grid[1:]) > 65535 or not 1 <= block[0] <= 1024:
         return CUresult.CUDA_ERROR_INVALID_VALUE
     first = ctypes.c_void_p.from_address(kernelParams).value
     node = ctypes.c_int64.from_address(first).value         # read when it is launched, as on the device
 
     def run():
         launched.append(f.__name__)
-        SimulatedLaunch(f, (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ), node).run()
+        kind(f, grid, block, node).run()
     hStream.submit(run)
+    return None
+
+
+@_call
+def cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
+                   kernelParams, extra):
+    return _launch(SimulatedLaunch, f, (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ), hStream,
+                   kernelParams)
+
+
+@_call
+def cuLaunchCooperativeKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
+                              kernelParams):
+    return _launch(CooperativeLaunch, f, (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ), hStream,
+                   kernelParams)
+
+
+@_call
+def cuOccupancyMaxActiveBlocksPerMultiprocessor(func, blockSize, dynamicSMemSize):
+    return 1
 
 
 class SimulatedCublas:

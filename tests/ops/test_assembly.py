@@ -8,6 +8,7 @@ import json
 import re
 
 import pytest
+from helpers.machine_code import innermost_loops
 from helpers.sample import sampled
 
 from ggjit.ops.native import isa
@@ -87,23 +88,9 @@ BYTE_INSERT, GATHER, CALL = r"\tv?pinsrb\t", r"\tvp?gather\w+\t", r"\tcall"
 SCALAR = r"\tv?(fn?m(add|sub)\d+|mul|add|sub)ss\t"
 PACKED = r"\tv?((fn?m(add|sub)\d+|mul|add|sub|max)ps|pdpbusd|pmaddubsw|cvtph2psx?|cvtps2phx?y?)\t"
 
-_LABEL, _JUMP = re.compile(r"(\.L\w+):"), re.compile(r"\tj\w+\t(\.L\w+)")
-
 
 def count(pattern, lines):
     return sum(re.match(pattern, line) is not None for line in lines)
-
-
-def innermost_loops(lines):
-    """Runs of lines from a label to a later jump to it that hold no other such run."""
-    at, loops = {}, set()
-    for i, line in enumerate(lines):
-        if m := _LABEL.match(line):
-            at[m[1]] = i
-        elif (m := _JUMP.match(line)) and m[1] in at:
-            loops.add((at[m[1]], i))
-    return [lines[a:b + 1] for a, b in sorted(loops)
-            if not any((c, d) != (a, b) and a <= c and d <= b for c, d in loops)]
 
 
 def faults(asm, expected):

@@ -13,7 +13,7 @@ asks for it, that equal sources give equal results, and that nothing of it needs
     contract    the functions by name: parameters, results, meaning
     choice      which implementation serves this process
     core        its functions
-    intrinsics                  numba-cuda's
+    intrinsics, teams           numba-cuda's; of walkers (ops/cuda/native/walk.py)
     mlir                        numba-cuda-mlir's
     alike                       what both spell alike
     frontend, build             function -> LTO-IR, by either of them -> cubin

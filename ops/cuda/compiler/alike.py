@@ -2,7 +2,7 @@
 
 The compiler of this process (choice.py) brings `cuda`, `types` and `libdevice`; `intrinsics.py` and `mlir.py` go on.
 """
-import functools
+import weakref
 
 from ggjit.ops.cuda.compiler.choice import NAME
 
@@ -14,8 +14,15 @@ else:
     from numba.cuda import libdevice
 
 FULL = 0xFFFFFFFF               # mask of all lanes
-device = functools.partial(cuda.jit, device=True, forceinline=True)
+made = weakref.WeakSet()        # every device function there is: compiled anew for teams (teams.py)
 local = cuda.local              # local.array(n, type name): memory of one thread, n a constant
+
+
+def device(f):
+    """A function that kernels call."""
+    found = cuda.jit(f, device=True, forceinline=True)
+    made.add(found)
+    return found
 
 
 def table(values):

@@ -25,6 +25,8 @@ from ggjit.ops.native import cache_files
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import sources_digest
 
+REGISTERS, MAX_REGISTERS = 1 << 16, 255         # of a multiprocessor, of a thread
+
 
 @dataclasses.dataclass(frozen=True)
 class Binary:
@@ -34,6 +36,7 @@ class Binary:
     registers: int
     spill_nbytes: int
     shared_nbytes: int
+    pieces: tuple = ()          # of a walker: bytes of shared memory of a team, for each body
 
 
 @contextlib.contextmanager
@@ -56,17 +59,41 @@ def _served():
 
 def compile_kernel(func, cc):
     """Binary of the kernel function for compute capability `cc`, e.g. (9, 0).  Errors: NotSupported."""
+    _check_served(cc)
+    with _toolkit("compile kernels"):
+        codes = frontend.ltoir(func, cc)
+    return _linked(codes, cc)
+
+
+def compile_walker(walker, cc):
+    """Binary of a Walker (ops/cuda/native/walk.py): each body is compiled for its teams, then linked into one kernel.
+    Errors: NotSupported."""
+    _check_served(cc)
+    names, codes, pieces = [], [], []
+    with _toolkit("compile kernels"):
+        for i, (body, threads) in enumerate(walker.bodies()):
+            code, nbytes = frontend.body(body, f"ggjit_body_{i}", threads, cc)
+            names.append(f"ggjit_body_{i}")
+            codes += code
+            pieces.append(nbytes)
+        codes += frontend.ltoir(walker.make([frontend.extern(name) for name in names]), cc)
+    most = min(REGISTERS // walker.threads // 8 * 8, MAX_REGISTERS)
+    return dataclasses.replace(_linked(codes, cc, max_register_count=most), pieces=tuple(pieces))
+
+
+def _check_served(cc):
     with _toolkit("load"):
         known = _served()
     if 10 * cc[0] + cc[1] not in known:
         raise NotSupported(f"this CUDA toolkit has no compiler for compute capability {cc[0]}.{cc[1]}; "
                            f"pip install -U 'ggjit[{EXTRA}]'")
-    with _toolkit("compile kernels"):
-        codes = frontend.ltoir(func, cc)
+
+
+def _linked(codes, cc, **options):
     with _toolkit("link kernels"):
         objects = [ObjectCode.from_ltoir(c) if isinstance(c, bytes) else c for c in codes]
         linker = Linker(*objects, options=LinkerOptions(arch=f"sm_{cc[0]}{cc[1]}", link_time_optimization=True,
-                                                        verbose=True, ptxas_options=["-v"]))
+                                                        verbose=True, ptxas_options=["-v"], **options))
         cubin = linker.link("cubin").code
         log = linker.get_info_log()
     return _described(cubin, log)
@@ -85,10 +112,21 @@ def _described(cubin, log):
 
 def binary(launch, cc):
     """The Binary of a Launch, from the cache folder or compiled."""
-    sources = sources_digest((__name__, launch.module))
-    h = hashlib.sha256(f"{sources} {frontend.VERSION} {cuda.core.__version__} {cc}".encode()).hexdigest()[:20]
-    path = cache_dir() / "cuda" / f"{launch.name}-sm{cc[0]}{cc[1]}-{h}.bin"
+    path = _path(launch.name, (launch.module,), cc)
     return _load(path) or _save(path, compile_kernel(launch.make(), cc))
+
+
+def walker_binary(walker, cc):
+    """The Binary of a Walker, from the cache folder or compiled."""
+    name = hashlib.sha256(walker.name.encode()).hexdigest()[:20]
+    path = _path(f"walker-{len(walker.launches)}-{name}", walker.modules, cc)
+    return _load(path) or _save(path, compile_walker(walker, cc))
+
+
+def _path(name, modules, cc):
+    sources = sources_digest((__name__, *modules))
+    h = hashlib.sha256(f"{sources} {frontend.VERSION} {cuda.core.__version__} {cc}".encode()).hexdigest()[:20]
+    return cache_dir() / "cuda" / f"{name}-sm{cc[0]}{cc[1]}-{h}.bin"
 
 
 def _load(path):
@@ -99,7 +137,8 @@ def _load(path):
         facts, cubin = cache_files.unpack(payload, 2)
     except (cache_files.Unusable, OSError):             # the cached cubin cannot be used: compile again
         return None
-    return Binary(cubin=cubin, **parse_json(facts))
+    facts = parse_json(facts)
+    return Binary(cubin=cubin, **facts | {"pieces": tuple(facts["pieces"])})
 
 
 def _save(path, built):

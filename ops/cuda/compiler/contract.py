@@ -55,16 +55,26 @@ ARITHMETIC = """
     round_away(f) -> f                      halves away from 0
     fmin(f, f) -> f     fmax(f, f) -> f     the number where the other is NaN
 """
+# of walkers (ops/cuda/native/walk.py); numba-cuda-mlir has none of them
+WALKING = """
+    team() -> l                             in a body: number of this thread's team in the block
+    enter(l, l, l, l, l, a) -> a            the team acts as block (x, y, z) of n in x from here on; shared memory of a
+                                            team in bytes, the row, which is given back
+    arrive(a)                               this block has done its part; the address of a counter
+    await_all(a, l)                         so many arrivals since the launch began
+    leave(a, l)                             the last of so many arrivals clears the counter
+    prefetch(a)                             a line of 128 bytes into the second-level cache
+"""
 # outside kernels, while one is made: device(f) a function that kernels call, shared(nbytes) -> a function that gives
 # the address of that much shared memory, table(int32 array) -> a function of an index that gives its values;
 # inside, local.array(n, type name) is memory of one thread, n known when compiled
 MAKERS = "device shared table local".split()
 
 
-def functions():
+def functions(texts=(MEMORY, THREADS, BITS, ARITHMETIC)):
     """{name: (number of parameters, result or None)}"""
     found = {}
-    for text in (MEMORY, THREADS, BITS, ARITHMETIC):
+    for text in texts:
         for name, parameters, _, result in re.findall(r"(\w+)\(([^)]*)\)( -> (\w+))?", text):
             found[name] = len(parameters.split(",")) if parameters else 0, result or None
     return found

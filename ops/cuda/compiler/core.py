@@ -7,3 +7,4 @@ elif NAME == "numba-cuda-mlir":
     from ggjit.ops.cuda.compiler.mlir import *  # noqa: F403
 else:
     from ggjit.ops.cuda.compiler.intrinsics import *  # noqa: F403
+    from ggjit.ops.cuda.compiler.teams import *  # noqa: F403

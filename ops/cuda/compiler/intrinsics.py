@@ -137,26 +137,6 @@ def sts_i32x4(typingctx, addr, v):
     return types.void(types.int64, types.UniTuple(types.int32, 4)), codegen
 
 
-def shared(nbytes):
-    """Shared memory of one kernel, 16-byte aligned: `piece = shared(512)` outside the kernel, `piece()` its address.
-
-    Call it in one function and pass the address on: every device function is compiled as a module with variables of its
-    own, so a second caller would get a second piece.
-    """
-    @intrinsic
-    def piece(typingctx):
-        def codegen(context, b, sig, args):
-            name = f"shared_{nbytes}_{id(piece):x}"
-            held = b.module.globals.get(name)
-            if held is None:
-                held = ir.GlobalVariable(b.module, ir.ArrayType(I8, nbytes), name, addrspace=SHARED)
-                held.linkage, held.align = "internal", 16
-                held.initializer = ir.Constant(held.type.pointee, ir.Undefined)
-            return b.ptrtoint(held, I64)
-        return types.int64(), codegen
-    return piece
-
-
 # ---------------------------------------------------------------- bits
 def _bitcaster(src_nb, dst_ir, dst_nb):
     @intrinsic

@@ -12,12 +12,14 @@ import numpy as np
 
 from ggjit.ops.cuda.compiler.simulator import (
     WARP,
+    SimulationFault,
     check,
     constants,
     current,
     last,
     reads,
     reads_shared,
+    watched,
     written,
     wrote,
     wrote_shared,
@@ -39,7 +41,7 @@ def _scalar(ctype, convert=None):
         return convert(at(addr).value) if convert else at(addr).value
 
     def load(addr):
-        if addr in written:
+        if addr in written or watched[0]:
             reads(addr)
         return value_at(addr)
 
@@ -125,7 +127,7 @@ def _four(ctype):
 
     def load(addr):
         check(addr, 16, 16)
-        if written:
+        if written or watched[0]:
             for i in range(4):
                 reads(addr + 4 * i)
         return at(addr)
@@ -169,7 +171,7 @@ def thread():
 
 
 def n_threads():
-    return current().block.launch.block[0]
+    return current().block.n_threads
 
 
 def block():
@@ -177,7 +179,7 @@ def block():
 
 
 def n_blocks():
-    return current().block.launch.grid[0]
+    return current().block.n_blocks
 
 
 def block_y():
@@ -190,6 +192,53 @@ def block_z():
 
 def sync():
     current().wait("block")
+
+
+# ---------------------------------------------------------------- walkers
+def as_body(run, threads):
+    """The body of a walker: `run` by teams of so many threads; what compilers do while they compile it."""
+    def body(row, first, step):
+        lane = current()
+        lane.team_threads = threads
+        run(row, first, step)
+        lane.return_to_block()
+    return body
+
+
+def team():
+    lane = current()
+    return lane.seat // lane.team_threads
+
+
+def enter(x, y, z, n, pieces_nbytes, row):
+    lane = current()
+    lane.return_to_block()
+    lane.enter(row, (x, y, z), n)
+    sync()
+    return row
+
+
+def arrive(counter):
+    check(counter, 4, 4)
+    sync()
+
+
+def await_all(counter, n):
+    launch = current().block.launch
+    if n != (launch.n_met + 1) * launch.grid[0]:
+        raise SimulationFault(f"{n} arrivals are awaited, not the {launch.grid[0]} blocks' of {launch.n_met + 1} times")
+    current().wait("grid")
+
+
+def leave(counter, n):
+    sync()
+    launch = current().block.launch
+    if n != (launch.n_met + 1) * launch.grid[0]:
+        raise SimulationFault(f"the counter is left after {n} arrivals, not after the last")
+
+
+def prefetch(address):
+    check(address, 1)
 
 
 # ---------------------------------------------------------------- bits

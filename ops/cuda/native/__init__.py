@@ -2,6 +2,7 @@
 
     views       how a kernel reads its node;  sums: reductions over a block
     launch      what a maker returns: grid, block, scratch memory
+    walk        one kernel that does all launches of a plan
 
 Read `launch`, `views`, then `compiler/contract` for the functions kernels call.
 """

@@ -19,6 +19,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from llvmlite import ir
 
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
@@ -28,8 +29,7 @@ from ggjit.ops.matmul import choices, mul_mat_tile
 from ggjit.ops.matmul.interleaved import FORMATS, LANES, unpacked
 from ggjit.ops.matmul.one_column import ColumnParts, OneColumn
 from ggjit.ops.matmul.repack.lane_tile import column_nbytes, make_prepare, make_tile, make_unpack
-from ggjit.ops.matmul.tile_codes import code_tile
-from ggjit.ops.matmul.tile_float import float_tile
+from ggjit.ops.matmul.tile_kinds import tile_of
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import exact, inline, ir_function, native
 from ggjit.ops.native.lanes import i64, splat_const, transpose_ir, zero
@@ -146,6 +146,29 @@ def make_rows_of(format):
                 rows_of_block(a + (first + r) * row_nbytes + i * ROWS * nbytes, dst + r * row_nbytes + i * nbytes,
                               row_nbytes)
     return rows_of
+
+
+def make_row_of(type):
+    """jitted (a, k, m, row, dst): one row of the file, of the interleaved [k, m] matrix at a."""
+    format, elements, nbytes = FORMATS[type], type.block, type.nbytes
+
+    @ir_function
+    def lane_of_block(b, block, lane, dst):
+        for run, start in zip(format.runs, format.starts, strict=True):
+            width, offs, count = run[:3]
+            field = ir.IntType(8 * width)
+            own = b.add(b.add(block, i64(start)), b.mul(lane, i64(width)))
+            for c in range(count):
+                x = load_ir(b, b.add(own, i64(width * LANES * c)), field, 1)
+                store_ir(b, b.xor(x, ir.Constant(field, _flip(run))), b.add(dst, i64(offs + width * c)), 1)
+
+    @inline
+    def row_of(a, k, m, row, dst):
+        n_blocks = k // elements
+        group, lane = a + row // ROWS * (n_blocks * nbytes * ROWS), row % ROWS
+        for i in range(n_blocks):
+            lane_of_block(group + i * ROWS * nbytes, lane, dst + i * nbytes)
+    return row_of
 
 
 # ---------------------------------------------------------------- kernel
@@ -272,10 +295,11 @@ def _parts(type, shape):
 
 
 def _tile_product(a, b, format, n_threads):
-    """Many columns of super-blocks: their integer tile wins; strips of rows are brought into the file's order."""
-    tile, k, n = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1]), a.ne[0], b.ne[1]
+    """Many columns, of super-blocks or with AMX: the integer tile wins; strips of rows are brought into the file's
+    order."""
+    tile, k, n = tile_of(a.type, b.ne[1]), a.ne[0], b.ne[1]
     own_nbytes = mul_mat_tile.private_nbytes(tile) + mul_mat_tile.MB * a.type.row_nbytes(k)
-    return Kernel(f"mul_mat-repacked-tile-{a.type.name}-{tile.columns}x{tile.kc}" + _tail_name(tile),
+    return Kernel(f"mul_mat-repacked-tile-{a.type.name}-{tile.columns}x{tile.kc}{tile.name}" + _tail_name(tile),
                   lambda: mul_mat_tile.make_kernel(a.type, F32, tile, tile.rounds, False, make_rows_of(format)),
                   2 * k * a.ne[1] * n / 400 + a.nbytes / 20,
                   mul_mat_tile.panels_nbytes(tile, k, n) + n_threads * own_nbytes, (__name__, module_of(a.type)))
@@ -317,7 +341,7 @@ def _shape(type, m, n):
     """The _Shape of n columns; None where these tiles are not the fastest."""
     format, (most, in_turn) = FORMATS[type], widest(FORMATS[type])
     pairs = columns_of_pairs(m) if n > most else None
-    if not (pairs or direct(format, n)):
+    if choices.by_amx(type, n) or not (pairs or direct(format, n)):
         return None
     tiles = max(1, -(-n // (pairs or most)))
     n_columns, narrower = max(1, -(-n // tiles)), n % tiles > 0         # 13 columns are 5 + 4 + 4, not 6 + 6 + 1

@@ -12,9 +12,9 @@ from helpers.device_contract import floats, on
 from helpers.sample import sampled
 
 import ggjit as gg
-from ggjit.cuda import cuda_plan
 from ggjit.cuda import device as cuda
 from ggjit.cuda import driver as cuda_driver
+from ggjit.cuda import functions
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.cuda.driver import DeviceLost
 from ggjit.models import load_model
@@ -90,7 +90,7 @@ def test_a_toolkit_that_does_not_fit_stops_the_plan_and_nothing_else(gpu, monkey
     def unfit(device, launch):
         raise gg.NotSupported("the CUDA toolkit of this installation does not link kernels; pip install")
     a, gpu.device.functions = on(gpu, gg.F32, (4,), floats(4)), {}
-    monkeypatch.setattr(cuda_plan, "_image", unfit)
+    monkeypatch.setattr(functions, "_image", unfit)
     with pytest.raises(gg.NotSupported, match="toolkit.*pip install"):
         gg.compute(gg.neg(a), backend=gpu)
     the_cpu_goes_on()

@@ -67,6 +67,20 @@ def test_an_encoder_on_the_gpu_alone(gpu, cpu, type):
     assert nmse(got, want) < (1e-10 if type == "F32" else 1e-5)
 
 
+def test_an_encoder_as_one_kernel_has_the_bits_of_the_captured_graph(gpu):
+    arrays, got = encoder_arrays(), []
+    for backend in (gpu, gg.init_backend("CUDA0:persistent=1")):
+        y = encoder(leaves(backend, arrays))
+        graph = gg.Graph(y)
+        gg.GraphAllocator(backend).alloc_graph(graph)
+        plan = backend.graph_plan_create(graph)
+        for _ in range(2):
+            plan.compute()
+        got.append(plan.numpy(y))
+    np.testing.assert_array_equal(*got)
+    assert plan.not_walked_because is None and 0 < plan._walk.n_waits < plan._walk.words[0] - 4
+
+
 # ---------------------------------------------------------------- a llama
 @pytest.mark.parametrize("type,n_gpu_layers", sampled([("F32", 2), ("Q8_0", 1)], lambda case: ["one"]))
 def test_a_llama_with_some_layers_on_the_gpu(tmp_path, gpu, cpu, type, n_gpu_layers):

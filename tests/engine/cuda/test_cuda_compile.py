@@ -138,6 +138,57 @@ def test_functions_of_a_kernel_share_its_memory(type, nbytes):
     assert built(launches_of(product(type, 128))[-1], (9, 0)).shared_nbytes == nbytes
 
 
+# ---------------------------------------------------------------- walkers
+def decoding(type, d=64):
+    """The launches of the kinds of nodes that a llama's token has."""
+    x = leaf(gg.F32, 2048, 1)
+    nodes = [gg.rms_norm(x, 1e-6), gg.mul(x, leaf(gg.F32, 2048)), gg.mul_mat(leaf(type, 2048, 2048), x),
+             gg.mul_mat(leaf(type, 2048, 32000), x), gg.rope(leaf(gg.F32, d, 32, 1), leaf(gg.I32, 1), d, 0),
+             gg.set_rows(leaf(gg.F16, 256, 256), leaf(gg.F32, 256, 1), leaf(gg.I64, 1)), attention(1, d),
+             gg.swiglu_split(leaf(gg.F32, 5632, 1), leaf(gg.F32, 5632, 1)), gg.add(x, x),
+             gg.get_rows(leaf(gg.F32, 2048, 8), leaf(gg.I32, 1))]
+    return [launch for t in nodes for launch in launches_of(t)]
+
+
+def walker_built(launches, cc):
+    """The Binary of the launches' walker, which fits a multiprocessor and spills no more than is let through."""
+    from ggjit.cuda import walk, walk_table
+    from ggjit.ops.cuda.compiler.build import walker_binary
+    from ggjit.ops.cuda.native.walk import walker_of
+    walker, _ = walker_of(launches)
+    b = walker_binary(walker, cc)
+    print(f"walker of {len(walker.launches)} kernels, {walker.threads} threads, sm_{cc[0]}{cc[1]}: {b.registers} "
+          f"registers, {b.spill_nbytes} bytes of stack and spills, {len(b.cubin)} bytes, pieces {b.pieces}")
+    assert b.cubin[:4] == b"\x7fELF" and b.symbol.encode() in b.cubin
+    assert -(-b.registers // 8) * 8 * walker.threads <= 1 << 16 and b.spill_nbytes <= walk.MOST_SPILLED
+    assert len(b.pieces) == len(walker.launches) and b.shared_nbytes == 0       # all of it is dynamic
+    assert all(walk_table.n_teams(walker.threads, x, n) > 0 for x, n in zip(walker.launches, b.pieces, strict=True))
+    return walker, b
+
+
+def test_a_walker_and_kernels_after_it(tmp_path, monkeypatch):
+    """Teams are compiled, then ordinary kernels of the same functions: they have nothing of teams.  A second process
+    finds the walker in the cache folder."""
+    from ggjit.ops.cuda.compiler import build, frontend
+    monkeypatch.setenv("GGJIT_CACHE_DIR", str(tmp_path))
+    launches, cc = [*launches_of(product(gg.Q8_0, 1)), *launches_of(gg.rms_norm(leaf(gg.F32, 2048, 1), 1e-6))], (9, 0)
+    kernel = launches[-1]
+    before = build.compile_kernel(kernel.make(), cc)
+    walker, b = walker_built(launches, cc)
+    after = build.compile_kernel(kernel.make(), cc)
+    assert (after.registers, after.shared_nbytes) == (before.registers, before.shared_nbytes)
+    assert "ggjit_dynamic" not in frontend.ptx(kernel.make(), cc)
+    monkeypatch.setattr(build, "compile_walker", lambda *a: pytest.fail("compiled again"))
+    assert build.walker_binary(walker, cc) == b
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cc", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
+@pytest.mark.parametrize("type", ["F32", "F16", "Q4_0", "Q8_0", "Q4_K"])
+def test_walkers_of_a_token(type, cc):
+    walker_built(decoding(getattr(gg, type)), cc)
+
+
 def test_no_double_precision_in_hot_kernels():
     """A float literal in a kernel is a float64, which costs 64 times as much on most GPUs."""
     from ggjit.ops.cuda.compiler import frontend
@@ -181,12 +232,12 @@ def test_numba_cuda_mlir_serves_the_seam(python):
 
 
 def test_numba_cuda_has_every_function_of_the_seam():
-    from ggjit.ops.cuda.compiler import contract, intrinsics
-    for name, (n_parameters, _) in contract.functions().items():
-        f = getattr(intrinsics, name)
+    from ggjit.ops.cuda.compiler import contract, core
+    for name, (n_parameters, _) in {**contract.functions(), **contract.functions((contract.WALKING,))}.items():
+        f = getattr(core, name)
         f, extra = (f.py_func, 0) if hasattr(f, "py_func") else (f._defn, 1)            # intrinsics: typingctx first
         assert len(inspect.signature(f).parameters) == n_parameters + extra, name
-    assert all(hasattr(intrinsics, name) for name in contract.MAKERS)
+    assert all(hasattr(core, name) for name in contract.MAKERS)
 
 
 def test_an_unknown_gpu_is_a_typed_error():
