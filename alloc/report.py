@@ -10,6 +10,7 @@ import functools
 import html
 import json
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ggjit.alloc import plots
 from ggjit.alloc.csvio import defused, write_problem
 from ggjit.alloc.ggml.alias import CAUSE_TEXT, IN_PLACE, NOTHING_TO_PLACE
 from ggjit.alloc.ggml.problem import live_bytes
-from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.errors import ParamError, no_attribute
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_file import whole_file, write_whole
@@ -128,6 +129,11 @@ def _rows(plan, node_ids, leaf_ids, describe):
 class MeasureReport:
     """peak, lower_bound, ggml_peak: bytes; live: bytes at every step; kinds: {"weights": bytes, ...}; chunk_sizes:
     bytes per buffer and chunk; seconds: planning time."""
+
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """An AttributeError that lists the names there are."""
+            raise no_attribute(self, name)
 
     find_saving = staticmethod(lambda: None)        # gg.measure's: what makes `saving`
 
