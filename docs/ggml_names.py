@@ -147,6 +147,7 @@ ggml_gallocr_reserve(_n)? | gg.GraphAllocator.reserve |
 ggml_gallocr_(alloc_graph|free) | gg.GraphAllocator.\1 |
 ggml_tallocr_\w+ | gg.BumpAllocator, gg.TensorAllocator | the second is ggml's of 2023: it frees too
 
+ggml_cpu_has_amx_int8 | ggjit.ops.native.isa | AMX; GGJIT_CPU=avx512bf16 turns it off
 ggml_cpu_has_\w+ | ggjit.ops.native.isa | GGJIT_CPU forces avx512, avx2, neon or generic
 ggml_cpu_(get_\w+|init|extra_\w+) | - | internal
 ggml_cpu_fp\w+|ggml_cpu_bf\w+ | gg.quantize, gg.dequantize |

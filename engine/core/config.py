@@ -1,6 +1,7 @@
 """Every switch of the engine, in one place.  Environment variables are read when ggjit is imported.
 
-    GGJIT_CPU        avx512 | avx2 | neon | generic: instruction set of the kernels (default: the best this host has)
+    GGJIT_CPU        avx512 | avx2 | neon | generic: instruction set of the kernels (default: the best this host has);
+                     or one of its levels (settings.LEVEL_NAMES), such as avx512amx
     GGJIT_CACHE_DIR  where compiled kernels and converted models are kept
     GGJIT_THREADS    default thread count of CPU backends (default: the cores this process may use, without the
                      efficiency cores of hybrid processors)

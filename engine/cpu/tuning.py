@@ -6,12 +6,14 @@
     measured     one thread, weights from memory, rows of two lengths, all taking turns; the least of the rounds
     chosen       the rule's tile unless another is faster by LEAST_GAIN; the layout where one of its tiles is faster
 
+And, of types with tiles of AMX, whether a product of many columns is faster with them.
+
 And how much work a node must be to be shared among threads (sharing.py): chains of additions of several sizes, on one
 thread and on all; the least from which on all are faster.
 
 `ggjit warm-up` measures every candidate.  `load_model` measures the few that matter most where no rule knows the
-processor.  Products of several columns follow the rule.  On a busy machine nothing is chosen, and the measurement is
-made again later (ops/native/measured.py).
+processor.  Other products of several columns follow the rule.  On a busy machine nothing is chosen, and the
+measurement is made again later (ops/native/measured.py).
 """
 import math
 import time
@@ -53,6 +55,7 @@ ROUNDS = 9
 # settings of a measurement of about 0.1 s for each type, without compiling
 QUICK = {"lengths": LENGTHS[:1], "rounds": 3}
 CHAIN, CHAIN_PROBE = 64, 4096   # additions of a chain, elements of the one whose cost is known
+COLUMNS = 128                   # columns of the product that compares AMX
 LEAST_NBYTES = 16 << 20         # smaller weights stay in a cache and are not measured
 
 
@@ -61,8 +64,8 @@ def tunable(type):
     return not type.is_own and traits_of(type).dot is not None
 
 
-def _products(ctx, where, backend, type, lengths, nbytes):
-    """A graph of products of one column; weights in `where` of about nbytes, as many of every row length.
+def _products(ctx, where, backend, type, lengths, nbytes, n_columns=1):
+    """A graph of products of so many columns; weights in `where` of about nbytes, as many of every row length.
 
     Their bytes are random and repeat.  Bits 5 and 6 of every byte are 1 and 0: any float16, bfloat16 or power of two
     in a block is finite and normal.
@@ -70,7 +73,7 @@ def _products(ctx, where, backend, type, lengths, nbytes):
     rng, outs = np.random.default_rng(0), []
     noise = rng.integers(0, 256, DISTINCT_NBYTES, np.uint8) & 0xBF | 0x20
     for k in lengths:
-        x = from_numpy(ctx, rng.standard_normal((1, k)).astype(np.float32))
+        x = from_numpy(ctx, rng.standard_normal((n_columns, k)).astype(np.float32))
         n_rows = nbytes // len(lengths) // type.row_nbytes(k)
         whole = 1 if where is backend else repack.unit(type)[1]
         for _ in range(max(1, n_rows // MATRIX_ROWS)):
@@ -159,18 +162,54 @@ def tune(types, again=False, **how):
             step()
     for type, choice in made.items():
         choices.keep(type, choice)
+    tune_amx(types, again)
     return made
 
 
 def tune_unknown(types, limit=1.0, now=time.perf_counter):
     """Where no rule knows the processor: one row with and without prefetching and two tiles of the layout, of each type
-    that has no choice yet; no further type after `limit` seconds."""
+    that has no choice yet; where it has AMX, whether that is faster; no further type after `limit` seconds."""
     made, end = {}, now() + limit
     for type in types if choices.RULE is None else ():
         if now() < end and choices.busy_seconds(type) > AGAIN_SECONDS:
             made |= tune([type], tiles=dict.fromkeys((ONE_ROW, PLAIN, choices.rule(type))),
                          layouts=dict.fromkeys((choices.layout_rule(type), ONE_ROW if type is F32 else NEAR)),
                          **QUICK)
+    for type in filter(choices.has_amx, types):
+        if now() < end and choices.busy_seconds(type) > AGAIN_SECONDS:
+            tune_amx([type], rounds=QUICK["rounds"])
+    return made
+
+
+# ---------------------------------------------------------------- AMX
+def measure_amx(type, rounds=ROUNDS, now=time.perf_counter, used=time.thread_time):
+    """{"amx", "vectors": least seconds} of a product of COLUMNS columns.  now, used: clocks.  Errors: MachineBusy."""
+    backend, ctx, plans = CPU.init_backend("n_threads=1"), Context(), {}
+    try:
+        nbytes = MATRIX_ROWS * type.row_nbytes(LENGTHS[0])
+        graph = _products(ctx, backend, backend, type, LENGTHS[:1], nbytes, COLUMNS)
+        for name in ("amx", "vectors"):
+            with choices.forced_amx(name == "amx"):
+                plans[name] = backend.graph_plan_create(graph)
+            plans[name].compute()
+        return in_turns({name: plan.compute for name, plan in plans.items()}, rounds, now, used)
+    finally:
+        ctx.free()
+
+
+def tune_amx(types, again=False, **how):
+    """Measure and keep whether products of many columns use AMX, of those `types` that have its tiles and no choice yet
+    (again: of all): {type: bool} of the measured.  On a busy machine the rule holds: they do."""
+    made = {}
+    for type in types if not choices.SETTING else ():
+        if choices.has_amx(type) and (again or choices.kept_amx(type) is None):
+            try:
+                seconds = measure_amx(type, **how)
+            except MachineBusy as e:
+                choices.note_busy(type, e)
+                continue
+            made[type] = seconds["amx"] <= seconds["vectors"]
+            choices.keep_amx(type, made[type], seconds)
     return made
 
 

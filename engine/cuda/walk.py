@@ -17,15 +17,15 @@ from ggjit.ops.cuda.compiler.choice import WALKS
 from ggjit.ops.cuda.native import walk
 from ggjit.ops.cuda.native.launch import Launch
 
-MOST_SPILLED = 64               # bytes of a thread
+MOST_SPILLED = 256              # bytes of a thread
 
 
 class PlanWalk:
-    """`launch(stream)` submits the plan.  words: the table; n_blocks: of the walker; function: its handle."""
+    """`launch(stream)` submits the plan.  rows: the table; n_blocks: of the walker; function: its handle."""
 
-    def __init__(self, device, words, counter, function, n_blocks, threads):
-        self.words, self.n_blocks, self._counter, self._function = words, n_blocks, counter, function
-        self._shape = n_blocks, 1, 1, threads, 1, 1, walk_table.shared_nbytes(words)
+    def __init__(self, rows, counter, function, n_blocks, threads):
+        self.rows, self.n_blocks, self._counter, self._function = rows, n_blocks, counter, function
+        self._shape = n_blocks, 1, 1, threads, 1, 1, walk_table.shared_nbytes(rows)
         self._argument = argument_of(counter.base + walk_table.COUNTER_NBYTES)
 
     def launch(self, stream):
@@ -33,7 +33,7 @@ class PlanWalk:
 
     @property
     def n_waits(self):
-        return walk_check.n_waits(self.words)
+        return walk_check.n_waits(self.rows)
 
 
 def walk_of(plan, left_out):
@@ -62,15 +62,15 @@ def _made(plan, steps, walker, numbers):
                 if walk_table.n_teams(walker.threads, x, pieces[numbers[x.name, x.block]]) == 0), None)
     if few:
         return f"{few} takes more shared memory than a block has"
-    nbytes = walk_table.COUNTER_NBYTES + WORD * (walk.HEADER_WORDS + walk.ROW_WORDS * len(steps))
+    nbytes = walk_table.COUNTER_NBYTES + WORD * walk.ROW_WORDS * len(steps)
     counter = device.buffer_type().alloc_buffer(nbytes)
-    words = walk_table.table(steps, walker, numbers, pieces, counter.base)
+    rows = walk_table.table(steps, walker, numbers, pieces, counter.base)
     per_multiprocessor = int(cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, walker.threads,
-                                                                              walk_table.shared_nbytes(words)))
+                                                                              walk_table.shared_nbytes(rows)))
     if per_multiprocessor == 0:
         return f"a block of {walker.threads} threads does not fit a multiprocessor"
     n_blocks = per_multiprocessor * device.n_multiprocessors
-    walk_check.check_table(words, [(x.node, x.launch) for x in steps], plan.rows, plan._row_base, walker, n_blocks)
+    walk_check.check_table(rows, [(x.node, x.launch) for x in steps], plan.rows, plan._row_base, walker, n_blocks)
     clear = np.zeros(walk_table.COUNTER_NBYTES // WORD, np.int64)
-    backend.send(counter.base, np.concatenate([clear, words]).view(np.uint8))
-    return PlanWalk(device, words, counter, function, n_blocks, walker.threads)
+    backend.send(counter.base, np.concatenate([clear, rows.ravel()]).view(np.uint8))
+    return PlanWalk(rows, counter, function, n_blocks, walker.threads)

@@ -24,13 +24,14 @@ class WalkFault(GgjitError):
     """A table whose walk could race or wait for ever; a fault of ggjit, not of its user."""
 
 
-def check_table(words, planned, node_rows, base, walker, n_blocks):
+def check_table(rows, planned, node_rows, base, walker, n_blocks):
     """planned: (address of the NODE row, Launch) in the plan's order.  node_rows: as they are sent, to the address
     `base`.  n_blocks: of the walker.  Errors: WalkFault."""
-    rows = words[walk.HEADER_WORDS:].reshape(-1, walk.ROW_WORDS)
-    _require(len(rows) == words[0] == len(planned), f"{words[0]} rows are announced, there are {len(rows)}")
+    ends, counters = np.flatnonzero(rows[:, walk.W_ENDS]), np.unique(rows[:, walk.W_COUNTER])
+    _require(ends.tolist() == [len(rows) - 1] and len(rows) == len(planned), "it does not end with its last row")
+    _require(len(counters) == 1, "rows have different counters")
     _require(((rows[:, walk.W_WAITS] == 0) | (rows[:, walk.W_WAITS] == 1)).all(), "a row waits more than once")
-    _require((1 + n_waits(words)) * n_blocks < MAX_ARRIVALS, "too many waits to be counted")
+    _require((1 + n_waits(rows)) * n_blocks < MAX_ARRIVALS, "too many waits to be counted")
     order = _rows_of(rows, planned, walker)
     touched = [_accesses(row, node_rows[(int(row[walk.W_NODE]) - base) // r.WORD:]) for row in rows]
     for first, end in _phases(rows):
@@ -129,7 +130,6 @@ def _check_same(touched, order):
     _require(left == left_there, "other results are left at the end than in the plan's order")
 
 
-def n_waits(words):
+def n_waits(rows):
     """How often the blocks of a walk wait for each other."""
-    rows = words[walk.HEADER_WORDS:].reshape(-1, walk.ROW_WORDS)
     return int(np.count_nonzero(rows[:, walk.W_WAITS]))

@@ -28,13 +28,19 @@ ALONE_ROUNDS = 4                # times all threads of a block, of a launch that
 
 @dataclasses.dataclass(frozen=True)
 class WalkStep:
-    """A launch on a NODE row: the address of the row, the bytes that it reads and writes, (first, end) each, and those
-    of its weights."""
+    """A launch on a NODE row.
+
+    node            address of the row
+    reads, writes   bytes that it reads and writes, (first, end) each
+    weights         of these, what is fetched in advance
+    is_product      it reads weights, for which all of the GPU's bandwidth is wanted
+    """
     launch: object
     node: int
     reads: tuple
     writes: tuple
-    weights: tuple
+    weights: tuple = (0, 0)
+    is_product: bool = False
 
 
 def steps(plan, left_out):
@@ -50,19 +56,21 @@ def steps(plan, left_out):
         scratch = ((first, first + kernel.work_nbytes),) if kernel.work_nbytes else ()
         reads = tuple(bytes_of(s) for s in t.src if s is not None)
         results = tuple(bytes_of(x) for x in (t, *(t.src[i] for i in updating.get(t.op, ()))))
-        weights = reads[0] if t.op is OP.MUL_MAT else (0, 0)
+        weights = reads[0] if t.op is OP.MUL_MAT else (0, 0)            # which experts are used is not known yet
+        is_product = t.op in (OP.MUL_MAT, OP.MUL_MAT_ID)
         for launch in kernel.launches:
             if number not in left_out:
                 writes = (() if launch.leaves else results) + (scratch if launch.work_nbytes else ())
                 found.append(WalkStep(launch, plan._row_base + start * WORD, reads + scratch, writes,
-                                  (0, 0) if launch.leaves else weights))
+                                  *(((0, 0), False) if launch.leaves else (weights, is_product))))
             number += 1
     return found
 
 
 def alone(step, threads):
     """Is it small enough for one block of so many threads?"""
-    return math.prod(step.launch.grid) * step.launch.block <= ALONE_ROUNDS * threads
+    n_threads = math.prod(step.launch.grid) * step.launch.block
+    return n_threads <= ALONE_ROUNDS * threads and not step.is_product
 
 
 def levels(steps, alone):
@@ -96,15 +104,13 @@ def n_teams(threads, launch, piece_nbytes):
 
 
 def table(steps, walker, numbers, pieces, counter):
-    """The words.  numbers, pieces: of the walker's bodies by (name, block), and bytes of shared memory of a team of
+    """The rows.  numbers, pieces: of the walker's bodies by (name, block), and bytes of shared memory of a team of
     each; counter: its address."""
-    words = np.zeros(walk.HEADER_WORDS + walk.ROW_WORDS * len(steps), np.int64)
-    words[:walk.HEADER_WORDS] = len(steps), counter
-    rows, small = words[walk.HEADER_WORDS:].reshape(-1, walk.ROW_WORDS), [alone(x, walker.threads) for x in steps]
+    rows, small = np.zeros((len(steps), walk.ROW_WORDS), np.int64), [alone(x, walker.threads) for x in steps]
     level = levels(steps, small)
     order = np.argsort(level, kind="stable")
     rows[1:, walk.W_WAITS] = np.diff(level[order]) > 0
-    rows[:, walk.W_ALONE] = np.array(small)[order]
+    rows[:, walk.W_ALONE], rows[:, walk.W_COUNTER], rows[-1, walk.W_ENDS] = np.array(small)[order], counter, 1
     for row, step in zip(rows, (steps[i] for i in order), strict=True):
         x, y, z = step.launch.grid
         body = numbers[step.launch.name, step.launch.block]
@@ -116,10 +122,9 @@ def table(steps, walker, numbers, pieces, counter):
         row[walk.W_FETCH], row[walk.W_FETCH_NBYTES] = first, min(end - first, MAX_FETCH_NBYTES)
         row[walk.W_WRITES] = (0 if step.launch.leaves else walk.WRITES_RESULT) | \
             (walk.WRITES_SCRATCH if step.launch.work_nbytes else 0)
-    return words
+    return rows
 
 
-def shared_nbytes(words):
-    """Dynamic shared memory of a block for the words of a table."""
-    rows = words[walk.HEADER_WORDS:].reshape(-1, walk.ROW_WORDS)
+def shared_nbytes(rows):
+    """Dynamic shared memory of a block for a table."""
     return WORDS_NBYTES + int((rows[:, walk.W_TEAMS] * rows[:, walk.W_PIECES]).max(initial=0))

@@ -20,6 +20,7 @@ import sys
 import time
 import weakref
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from ggjit.core.arguments import expect, expect_slot
 from ggjit.core.buffer import Buffer
 from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
+from ggjit.core.other_names import of_a_plan
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION, VERSIONS
@@ -37,7 +39,7 @@ from ggjit.graphs.plan_places import PlanPlaces
 from ggjit.graphs.plan_tensors import PlanTensors, write_rows
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last, used_by_another
 from ggjit.ops.core import record as r
-from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported
+from ggjit.ops.core.errors import GgjitError, IndexRangeError, NoSuchAttribute, NotAllocated, NotSupported
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs
@@ -60,6 +62,11 @@ class Plan(Results, HtmlRepr):
 
     fuse: may runs of nodes become one kernel (engine/cpu/fusion.py)?  None: as the backend says.
     """
+
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """An AttributeError with a hint."""
+            raise NoSuchAttribute(f"a plan has no attribute {name!r}{of_a_plan(name)}", name=name, obj=self)
 
     _marked = frozenset()               # ids of tensors whose readers get kernels of their own
 

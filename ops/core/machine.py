@@ -61,6 +61,24 @@ def _cgroup_files(name):
 
 
 # ---------------------------------------------------------------- the processor
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18         # x86-64 Linux
+
+
+@functools.cache
+@_unless_told("the system has no function that permits tiles")
+def tiles_refused():
+    """Why this process may not use the tiles of AMX, "" where it may.
+
+    Asked once, of Linux: the permission is that of all threads, and children that are forked inherit it.  Where a
+    thread's signal stack is too small for tiles, Linux refuses them.
+    """
+    if sys.platform != "linux":
+        return "tiles are asked for on Linux alone"
+    words = [ctypes.c_long(x) for x in (_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA)]
+    libc = ctypes.CDLL(None, use_errno=True)
+    return "" if libc.syscall(*words) == 0 else f"Linux does not permit tiles: {os.strerror(ctypes.get_errno())}"
+
+
 @functools.cache
 @_unless_told("")
 def processor_name():

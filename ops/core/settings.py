@@ -1,6 +1,6 @@
 """What the environment asks of kernels, checked here, where no compiler has to be imported for it.
 
-    GGJIT_CPU       the instruction set they are written for; ops/native/isa.py chooses
+    GGJIT_CPU       the instruction set or level they are written for; ops/native/isa.py chooses
     GGJIT_TUNE      how they read weights; ops/matmul/choices.py
     GGJIT_CUSTOM    unchecked: first runs of users' functions are not checked (ops/elementwise/custom_trial.py)
 """
@@ -9,6 +9,7 @@ import os
 from ggjit.ops.core.errors import ParamError
 
 ISAS = "avx512", "avx2", "neon", "generic"      # of each architecture the best first
+LEVEL_NAMES = "avx512amx", "avx512bf16", "neon-v8.6", "neon-v8.4", "neon-v8.2"      # better ones of a set
 TILE_ROWS = 1, 2, 4, 8
 
 
@@ -21,10 +22,10 @@ def custom_is_checked():
 
 
 def asked_isa():
-    """One of ISAS, or "" where nothing is asked for.  Errors: ParamError."""
+    """One of ISAS or LEVEL_NAMES, or "" where nothing is asked for.  Errors: ParamError."""
     asked = os.environ.get("GGJIT_CPU", "").lower()
-    if asked and asked not in ISAS:
-        raise ParamError(f"GGJIT_CPU={asked!r}: expected one of {', '.join(ISAS)}")
+    if asked and asked not in ISAS + LEVEL_NAMES:
+        raise ParamError(f"GGJIT_CPU={asked!r}: expected one of {', '.join(ISAS + LEVEL_NAMES)}")
     return asked
 
 

@@ -8,11 +8,15 @@
     layout      null, or that matrices are worth the layout of ops/matmul/repack, and its tile: so many groups of
                 rows at once for one column, prefetched into the second-level cache or, near, into the first
 
+    kernels/amx-q4_0-KEY.json     {"amx": true, "seconds": {"amx": 0.0081, "vectors": 0.0195}}
+
+    amx         whether products of many columns use the tiles of AMX, where the processor has them; by the rule they do
+
 ggjit.cpu.tuning measures (`ggjit warm-up MODEL` calls it, and `load_model` on a processor that no rule knows); this
 file stores and reads the choice.  KEY is that of a kernel over the type: processor, instruction set, sources.  On
 another machine or with another kernel the rule holds.  Only tiles that give the same bytes are compared, and a layout
-is compared with the best of them: a choice changes speed, a layout also the order of sums.  A file is read once in a
-process (ops/native/measured.py).
+is compared with the best of them: a choice changes speed, a layout also the order of sums, and so does AMX for BF16.  A
+file is read once in a process (ops/native/measured.py).
 
     GGJIT_TUNE=off      the rule, whatever was measured; nothing is measured
     GGJIT_TUNE=1|2|4|8  that many rows, or as many as the type's tiles have at most
@@ -31,6 +35,7 @@ from ggjit.ops.core.types import BF16, BY_NAME, F16, F32
 from ggjit.ops.matmul.interleaved import FORMATS
 from ggjit.ops.native import isa, measured, neon
 from ggjit.ops.native.jit import sources_key
+from ggjit.ops.native.simd import W
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN, PREFETCHES, prefetching
 
 REPACKED = "repacked"
@@ -95,6 +100,7 @@ RULE = _rule_of(isa.PROCESSOR)                  # None: no rule is known; UNKNOW
 UNKNOWN = NEON if isa.ISA == "neon" else INTEL
 SETTING = asked_tuning()
 _forced = contextvars.ContextVar("tile", default=None)
+_amx = contextvars.ContextVar("amx", default=None)
 _apart = contextvars.ContextVar("columns apart", default=False)
 
 
@@ -183,6 +189,26 @@ def forced(tile):
     return measured.forced(_forced, tile)
 
 
+def has_amx(type):
+    """Are there tiles of AMX for weights of the type?"""
+    return isa.AMX and (type is BF16 or traits_of(type).tile is not None)
+
+
+def by_amx(type, n):
+    """Do products of n columns with weights of the type use AMX?"""
+    if n < W or not has_amx(type):
+        return False
+    if _amx.get() is not None:
+        return _amx.get()
+    found = None if SETTING else kept_amx(type)
+    return found is None or found
+
+
+def forced_amx(use):
+    """Context in which this thread chooses kernels with AMX, or without."""
+    return measured.forced(_amx, use)
+
+
 def columns_apart():
     """Context in which this thread chooses kernels that give each column of a product, and each query of an attention,
     the bits that it gets alone.  For batches of several texts; products of many columns are slower."""
@@ -225,6 +251,31 @@ def keep(type, choice):
     done = _file(type).write({"tile": str(choice.tile), "layout": layout, "seconds": choice.seconds})
     if done:
         kept.cache_clear()
+    return done
+
+
+def _amx_file(type):
+    key = sources_key(("ggjit.ops.matmul.mul_mat", module_of(type)))
+    return measured.MeasuredFile("kernels", f"amx-{type.name}", key, _amx_choice)
+
+
+def _amx_choice(found):
+    if type(found["amx"]) is not bool or found["seconds"].keys() != {"amx", "vectors"}:
+        raise ValueError("expected a choice and the seconds of amx and vectors")
+    return found["amx"]
+
+
+@functools.cache
+def kept_amx(type):
+    """Whether AMX was measured to be faster on this machine, or None."""
+    return None if type.is_own else _amx_file(type).read()
+
+
+def keep_amx(type, use, seconds):
+    """Write the file; False where that cannot be done, and nothing has changed.  seconds: {"amx", "vectors"}."""
+    done = _amx_file(type).write({"amx": use, "seconds": seconds})
+    if done:
+        kept_amx.cache_clear()
     return done
 
 

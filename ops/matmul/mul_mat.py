@@ -29,8 +29,10 @@ from ggjit.ops.core.user_warnings import called_by_user, warn_once
 from ggjit.ops.matmul import choices, hadamard, mul_mat_dot, mul_mat_short, mul_mat_tile
 from ggjit.ops.matmul.mul_mat_dot import DotShape
 from ggjit.ops.matmul.tile_codes import code_tile
-from ggjit.ops.matmul.tile_float import FLOAT_UNIT, float_tile
+from ggjit.ops.matmul.tile_float import FLOAT_UNIT
+from ggjit.ops.matmul.tile_kinds import tile_of
 from ggjit.ops.native import isa
+from ggjit.ops.native.simd import W
 
 Q4_1, Q5_1, Q4_K, Q8_1, Q8_K = (BY_NAME[name] for name in ("q4_1", "q5_1", "q4_K", "q8_1", "q8_K"))
 COLUMN_TYPES = (F32, F16, BF16)
@@ -150,6 +152,8 @@ def max_dot_columns(type, exact=False):
     Measured per type and number of columns: docs/measured.md, "How products read weights".
     """
     if type is BF16 and isa.BF16_DOT and not exact:
+        if choices.by_amx(type, W):
+            return W - 1
         return 1 << 30                      # two products a lane and instruction: twice the float tile at any n
     if not type.quantized:
         return MAX_DOT_COLUMNS_IN_PLACE if type is F32 else MAX_DOT_COLUMNS
@@ -204,7 +208,8 @@ def _dot_kernel(t, n_threads):
 
 def _tile_kernel(t, n_threads):
     a, b = t.src[:2]
-    tile, exact = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1]), exact_columns(t)
+    exact = exact_columns(t)
+    tile = tile_of(a.type, b.ne[1], exact)
     tile = dataclasses.replace(tile, rounds=True) if exact else tile        # the columns were rounded already
     direct = _direct(b) and tile.rounds
     matrices = b.ne[2] * b.ne[3]
@@ -212,7 +217,7 @@ def _tile_kernel(t, n_threads):
     private = matrices > 1 and (matrices >= 4 * n_threads or panels * matrices > SHARED_PANEL_NBYTES)
     scratch = mul_mat_tile.private_nbytes(tile)
     work = n_threads * (panels + scratch) if private else panels * matrices + n_threads * scratch
-    name = f"mul_mat{'-exact' * exact}-tile-{a.type.name}-{b.type.name}-{tile.columns}x{tile.kc}"
+    name = f"mul_mat{'-exact' * exact}-tile-{a.type.name}-{b.type.name}-{tile.columns}x{tile.kc}{tile.name}"
     name += "-direct" * direct + "-private" * private
     if tile.tail:
         name += f"-spread{tile.tail.spread}" + "-only" * tile.tail.only

@@ -19,8 +19,7 @@ from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0, Tensor
 from ggjit.ops.matmul import choices, mul_mat_dot, mul_mat_id_dot, mul_mat_id_tile
 from ggjit.ops.matmul.mul_mat import MAX_NMSE, column_types, dot_shape, max_dot_columns, weight_types
-from ggjit.ops.matmul.tile_codes import code_tile
-from ggjit.ops.matmul.tile_float import float_tile
+from ggjit.ops.matmul.tile_kinds import tile_of
 
 # of experts as floats in the gradient: elements of a strip, a whole vector; bytes of a strip
 STRIP, STRIP_NBYTES = 16, 32 << 20
@@ -84,8 +83,9 @@ def kernel(t, n_threads):
         work = mul_mat_id_dot.many_nbytes(dot, k, n_experts, n_pairs, n_threads, shape)
         return Kernel(name.format("many", f"{shape}-{single}"),
                       lambda: mul_mat_id_dot.make_many(a.type, b.type, shape, single), _cost(t), work, modules)
-    tile = code_tile(a.type) or float_tile(a.type)
-    return Kernel(name.format("tile", "panels"), lambda: mul_mat_id_tile.make_kernel(a.type, b.type, tile), _cost(t),
+    tile = tile_of(a.type)
+    return Kernel(name.format("tile", "panels") + tile.name,
+                  lambda: mul_mat_id_tile.make_kernel(a.type, b.type, tile), _cost(t),
                   mul_mat_id_tile.work_nbytes(tile, k, n_experts, n_pairs, n_threads), modules)
 
 

@@ -172,7 +172,7 @@ def make_multiply_strip(ta, tile):
     panel = _make_panel_with_tail(tile) if tile.tail else _make_panel(tile)
     put, (panel_start, _) = _make_put(tile), make_panels(tile)
     kc, ldw, unit, y_nbytes, unit_nbytes = tile.kc, tile.ldw, tile.unit, tile.y_nbytes, tile.w_nbytes
-    w_nbytes, block = ta.nbytes, ta.block
+    w_nbytes, block, enter, leave = ta.nbytes, ta.block, tile.enter, tile.leave
     in_place, whole_block, columns = tile.in_place, max(32, ta.block), tile.columns
     n_together = NB // columns              # panels whose sums the strip of C holds
     assert not in_place or {rows for rows, _ in tile.multiply.values()} == {rows1}
@@ -186,6 +186,7 @@ def make_multiply_strip(ta, tile):
     @inline
     def multiply_strip(w, nb1, rows, k, n, p0, p1, panels, panel_nbytes, d, ldd, strip, c, ahead):
         step, stop = stretch(k), panel_start(p1, n)
+        enter()
         for p in range(p0, p1, n_together):
             j0 = panel_start(p, n)
             for k0 in range(0, k, step):
@@ -211,6 +212,7 @@ def make_multiply_strip(ta, tile):
                         after = columns * ldd if stop - i > columns else B      # the next panel's, or its next rows'
                         for r in range(0, rows, W):
                             put(sums + r * LDC + 4 * (i - j), d + i * ldd + 4 * r, ldd, rows - r, n - i, after)
+        leave()
     return multiply_strip
 
 

@@ -51,6 +51,11 @@ def spread_of(n):
     return next((s for s in SPREADS if s * left <= W), 1)
 
 
+@inline
+def nothing():
+    """Do nothing."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tail:
     """How the last vector is multiplied where its columns are spread; members as in Tile.
@@ -81,6 +86,8 @@ class Tile:
     pad             elements a panel's k is padded to
     columns         columns of a panel: W, NL or 3 W
     tail            of the last vector, where the tile was made for a number of columns that spread_of spreads
+    enter, leave    jitted, without arguments: a thread calls them before and after it calls `multiply`
+    name            what kernels' names say of it
     """
     unit: int
     y_nbytes: int
@@ -94,6 +101,9 @@ class Tile:
     in_place: bool = False
     columns: int = NL
     tail: Tail | None = None
+    enter: Callable = nothing
+    leave: Callable = nothing
+    name: str = ""
 
     @property
     def ldw(self):

@@ -13,13 +13,20 @@ AVX-512 sums quads by VNNI.  NEON does by sdot, whose second operand may be a la
 codes have signs; with smmla, which multiplies two rows by two columns, the panel holds eights of codes.  AVX2 sums
 pairs in 16 bits, as many of them as the largest code allows, before it widens; it has no tile for codes of more than
 six bits or with signs: those types use the float tile there, and all do without sdot.
+
+AMX multiplies a part of 16 rows by one of 16 columns: the rows of the panel's codes are those of its tile, codes have
+signs as on NEON.  The integer sums go through memory to the registers of float sums, which are those of AVX-512: the
+same numbers, added in the same order.
 """
 import functools
 
+from llvmlite import ir
+
 from ggjit.ops.core.traits import traits_of
+from ggjit.ops.matmul import choices
 from ggjit.ops.matmul import tile as panels
 from ggjit.ops.matmul.tile import LDC, NL, Tail, Tile
-from ggjit.ops.native import isa, neon
+from ggjit.ops.native import amx, isa, neon
 from ggjit.ops.native.jit import inline, ir_function
 from ggjit.ops.native.lanes import (
     bitcast_ir,
@@ -36,6 +43,7 @@ from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.native.simd import (
     B,
     W,
+    after_ir,
     counted_loop_ir,
     fma_ir,
     load_ir,
@@ -56,11 +64,11 @@ SIGNED_ZERO = 128                       # else signed codes are stored with thei
 class UnitLayout:
     """Sizes and places (bytes) of one format's units."""
 
-    def __init__(self, blocks):
-        self.blocks = blocks
+    def __init__(self, blocks, signed=SIGNED):
+        self.blocks, self.signed = blocks, signed
         self.parts = 2 if blocks.halves else 1
         self.offsets = blocks.has_offsets
-        self.zero_point = 0 if SIGNED else SIGNED_ZERO if blocks.signed else blocks.zero_point
+        self.zero_point = 0 if signed else SIGNED_ZERO if blocks.signed else blocks.zero_point
         self.words = self.parts if self.offsets or self.zero_point else 0
         self.w_nbytes = 32 + 4 * self.parts * (2 if self.offsets else 1)
         self.y_nbytes = 4 * NL * (8 + self.words + 1)
@@ -134,9 +142,9 @@ def _make_pack_w(layout):
         scales, offsets = blocks.part_factors_ir(b, src, parts)
         for g, codes in enumerate(blocks.codes_ir(b, src)):
             at = b.add(dst, i64(layout.w_nbytes * g))
-            if SIGNED and blocks.zero_point:
+            if layout.signed and blocks.zero_point:
                 codes = b.sub(codes, splat_const("i8", blocks.zero_point, 32))
-            elif blocks.signed and not SIGNED:
+            elif blocks.signed and not layout.signed:
                 codes = b.xor(codes, splat_const("i8", -128, 32))
             store_ir(b, codes, at)
             for i, x in enumerate(scales[g] + (offsets[g] if layout.offsets else [])):
@@ -334,6 +342,62 @@ def _make_neon_multiply(layout, n_rows, n_vectors, ldw):
     return multiply
 
 
+def _make_amx_multiply(layout, n_vectors, ldw):
+    fv, parts, some = vec_ir("f32", W), layout.parts, amx.ROWS // 2
+    add_sums = _make_add_sums(layout, some, 1, ldw, W)
+    sums, rows, columns = range(3)                      # tile registers, as in _amx_tile
+
+    @ir_function
+    def multiply(b, w, _, y, units, c, first, next_w, stride):
+        share = amx.ROWS // n_vectors                   # of the next rows, which each vector's loop prefetches
+        with b.goto_entry_block():
+            memory = b.alloca(ir.ArrayType(IR_I32, amx.ROWS * W))
+        memory.align = amx.ROW_NBYTES
+        memory = b.ptrtoint(memory, IR_I64)
+
+        def add_part(b, w, scales, y, words, dy, acc):
+            amx.zero_ir(b, sums)
+            amx.load_ir(b, rows, w, i64(ldw))
+            amx.load_ir(b, columns, y, i64(4 * NL))
+            amx.add_bytes_ir(b, sums, rows, columns)
+            amx.store_ir(b, sums, memory, i64(4 * W))
+            word, at = [load_ir(b, words, fv, B)] if layout.offsets else None, memory
+            for r in range(0, amx.ROWS, some):
+                q = [load_ir(b, b.add(at, i64(4 * W * (r + i))), vec_ir("i32", W), 4 * W) for i in range(some)]
+                own = acc[r:r + some]
+                add_sums(b, b.add(scales, i64(r * ldw)), own, q, 0, [dy], word)
+                acc[r:r + some] = own
+                at = after_ir(b, at, own)           # converting all rows at once, LLVM would spill sums
+
+        def add_unit(b, w, y, acc):
+            dy, words = load_ir(b, b.add(y, i64(layout.y_d)), fv, B), b.add(y, i64(layout.y_word))
+            if parts == 1:
+                add_part(b, w, w, y, words, dy, acc)
+                return acc
+
+            def part(b, state):
+                *at, acc = *state[:4], list(state[4:])
+                add_part(b, *at, dy, acc)
+                steps = 32 // parts, 4, 4 * NL * 8 // parts, 4 * NL
+                return [b.add(x, i64(n)) for x, n in zip(at, steps, strict=True)] + acc
+            start = [(x.type, x) for x in (w, w, y, words, *acc)]
+            return counted_loop_ir(b, opaque_ir(b, i64(parts)), start, part)[4:]
+
+        for h in range(n_vectors):                      # 16 rows x 16 columns
+            ask = b.add(next_w, b.mul(stride, i64(share * h)))
+            prefetch = panels.prefetch_rows_ir(b, ask, stride, share)
+
+            def body(b, state, prefetch=prefetch):
+                w, y, o, *acc = state
+                prefetch(b, o)
+                return [b.add(w, i64(layout.w_nbytes)), b.add(y, i64(layout.y_nbytes)),
+                        b.add(o, i64(layout.nbytes * 32 // layout.block)), *add_unit(b, w, y, acc)]
+            start = [(IR_I64, w), (IR_I64, b.add(y, i64(B * h))), (IR_I64, i64(0))]
+            acc = counted_loop_ir(b, units, start + [(fv, zero("f32", W))] * amx.ROWS, body)[3:]
+            panels.finish_ir(b, acc, [b.add(c, i64(r * LDC + B * h)) for r in range(amx.ROWS)], first)
+    return multiply
+
+
 def _pair_steps(layout):
     """How many pair sums of a part fit into 16 bits: 1, 2, 4 or 8."""
     steps = 8 // layout.parts
@@ -349,8 +413,21 @@ def code_tile(type, n=NL):
         return None
     if isa.ISA == "avx2" and (blocks.signed or blocks.max_code > 63):
         return None
+    if choices.by_amx(type, n):
+        return _amx_tile(blocks)
     spread = min(spread, 4 if blocks.halves else 8)
     return _code_tile(blocks, spread, spread > 1 and n < W)
+
+
+@functools.cache
+def _amx_tile(blocks):
+    layout = UnitLayout(blocks, signed=True)
+    ldw = KC // 32 * layout.w_nbytes + 64
+    quads = 8 // layout.parts
+    enter, leave = amx.using((amx.ROWS, 4 * W), (amx.ROWS, 4 * quads), (quads, 4 * W))
+    return Tile(unit=32, y_nbytes=layout.y_nbytes, w_nbytes=layout.w_nbytes, kc=KC, pack_y=_make_pack_y(layout),
+                pack_w=_make_pack_w(layout), rounds=True, pad=32, enter=enter, leave=leave, name="-amx",
+                multiply={h: (amx.ROWS, _make_amx_multiply(layout, h, ldw)) for h in (1, 2)})
 
 
 @functools.cache

@@ -5,6 +5,7 @@ Everything here takes an llvmlite builder `b` and LLVM values and is called insi
 """
 from llvmlite import binding as llvm
 from llvmlite import ir
+from numba.core import cgutils
 
 from ggjit.ops.native.mem import IR_F16, IR_F32, IR_I32, IR_I64, call_intrinsic, pointer
 from ggjit.ops.native.simd import const_ir, load_ir, shuffle_ir, splat_ir, vec_ir
@@ -111,6 +112,16 @@ def splat_half_ir(b, addr, n):
     """One float16 -> n equal float32 lanes (a 16-bit broadcast and one conversion)."""
     h = splat_ir(b, load_ir(b, addr, ir.IntType(16)), n)
     return b.fpext(b.bitcast(h, vec_ir("f16", n)), vec_ir("f32", n))
+
+
+def table_ir(b, name, data):
+    """Address (int64) of constant bytes that live in the module's own data: no process address is baked in."""
+    name = f"ggjit.{name}"
+    known = b.module.globals.get(name)
+    if known is None:
+        known = cgutils.global_constant(b.module, name, cgutils.make_bytearray(data))
+        known.align = 64
+    return b.ptrtoint(known, IR_I64)
 
 
 # ---------------------------------------------------------------- across lanes

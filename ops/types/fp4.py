@@ -14,10 +14,10 @@ from numba.extending import intrinsic
 
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.native.jit import exact
-from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_const
+from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_const, table_ir
 from ggjit.ops.native.mem import IR_F32, IR_I32, bits_f32, f32_bits, ld_i8
 from ggjit.ops.native.simd import IR, load_ir, shuffle_ir, splat_ir, vec_ir
-from ggjit.ops.types.shared.blocks import lookup16_ir, table_ir
+from ggjit.ops.types.shared.blocks import lookup16_ir
 from ggjit.ops.types.shared.blocks_plain import Plain
 from ggjit.ops.types.shared.quant_search import ZERO, at, f32, first_largest, put
 

@@ -16,11 +16,11 @@ from llvmlite import ir
 
 from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import BY_NAME
-from ggjit.ops.native.lanes import concat_ir, f32, i32, i64, nibbles_ir, splat_const
+from ggjit.ops.native.lanes import concat_ir, f32, i32, i64, nibbles_ir, splat_const, table_ir
 from ggjit.ops.native.mem import IR_F16, IR_F32, IR_I32, IR_I64
 from ggjit.ops.native.simd import IR, const_ir, load_ir, opaque_ir, shuffle_ir, vec_ir
 from ggjit.ops.types.shared import iq1_write, iq_write
-from ggjit.ops.types.shared.blocks import mask_bytes_ir, table_ir, twice_ir
+from ggjit.ops.types.shared.blocks import mask_bytes_ir, twice_ir
 from ggjit.ops.types.shared.blocks_super import Super
 from ggjit.ops.types.shared.iq_grids import GRIDS, SIGNS
 

@@ -10,11 +10,11 @@ from numba import types
 
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.native.jit import exact
-from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_const
+from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_const, table_ir
 from ggjit.ops.native.mem import ld_f32, ld_i8, ld_u8, st_f16, st_f32, st_i16
 from ggjit.ops.native.simd import IR, const_ir, load_ir, splat_ir, vec_ir
 from ggjit.ops.types.shared import quant_search as qs
-from ggjit.ops.types.shared.blocks import lookup16_ir, table_ir, twice_ir
+from ggjit.ops.types.shared.blocks import lookup16_ir, twice_ir
 from ggjit.ops.types.shared.blocks_plain import Plain
 from ggjit.ops.types.shared.blocks_super import Super
 from ggjit.ops.types.shared.k_quants import half_at

@@ -4,6 +4,7 @@ import re
 from numba import cfunc, types
 
 import ggjit as gg
+from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.mul_mat import kernel
 from ggjit.ops.native import isa
 from ggjit.ops.native.compiler import KernelCompiler
@@ -11,11 +12,26 @@ from ggjit.ops.native.jit import FASTMATH
 
 HOT = re.compile(r"\bv(?:fn?madd\w+ps|pdpbusd|pmaddubsw|dpbf16ps)\b")
 
+_LABEL, _JUMP = re.compile(r"(\.L\w+):"), re.compile(r"\tj\w+\t(\.L\w+)")
+
+
+def innermost_loops(lines):
+    """Runs of lines from a label to a later jump to it that hold no other such run."""
+    at, loops = {}, set()
+    for i, line in enumerate(lines):
+        if m := _LABEL.match(line):
+            at[m[1]] = i
+        elif (m := _JUMP.match(line)) and m[1] in at:
+            loops.add((at[m[1]], i))
+    return [lines[a:b + 1] for a, b in sorted(loops)
+            if not any((c, d) != (a, b) and a <= c and d <= b for c, d in loops)]
+
 
 def loops(type, n):
     """Basic blocks that multiply, the busiest first, and the whole text: weights of a type times n columns."""
     ctx = gg.Context()
-    k = kernel(gg.mul_mat(ctx.new_tensor(type, (2048, 512)), ctx.new_tensor(gg.F32, (2048, n))), 1)
+    with choices.forced_amx(False):
+        k = kernel(gg.mul_mat(ctx.new_tensor(type, (2048, 512)), ctx.new_tensor(gg.F32, (2048, n))), 1)
     i8 = types.int64
     compiled = cfunc(i8(i8, i8, i8, i8), nopython=True, error_model="numpy", fastmath=FASTMATH,
                      pipeline_class=KernelCompiler)(k.make())

@@ -8,6 +8,7 @@ import json
 import re
 
 import pytest
+from helpers.machine_code import innermost_loops
 from helpers.sample import sampled
 
 from ggjit.ops.native import isa
@@ -18,6 +19,7 @@ CODE = """
 import json, sys
 import ggjit as gg
 from ggjit.ops.core.spec import all_specs
+from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 from ggjit.ops.native.compiler import KernelCompiler
@@ -40,7 +42,8 @@ results = {
 }
 name, = sys.argv[1:]
 t = results[name]
-kernel = repack.kernel(t, 2) if name.startswith("repacked") else all_specs()[t.op].kernel(t, 2)
+with choices.forced_amx(False):
+    kernel = repack.kernel(t, 2) if name.startswith("repacked") else all_specs()[t.op].kernel(t, 2)
 i8 = types.int64
 compiled = cfunc(i8(i8, i8, i8, i8), nopython=True, error_model="numpy", fastmath=FASTMATH,
                  pipeline_class=KernelCompiler)(kernel.make())
@@ -87,23 +90,9 @@ BYTE_INSERT, GATHER, CALL = r"\tv?pinsrb\t", r"\tvp?gather\w+\t", r"\tcall"
 SCALAR = r"\tv?(fn?m(add|sub)\d+|mul|add|sub)ss\t"
 PACKED = r"\tv?((fn?m(add|sub)\d+|mul|add|sub|max)ps|pdpbusd|pmaddubsw|cvtph2psx?|cvtps2phx?y?)\t"
 
-_LABEL, _JUMP = re.compile(r"(\.L\w+):"), re.compile(r"\tj\w+\t(\.L\w+)")
-
 
 def count(pattern, lines):
     return sum(re.match(pattern, line) is not None for line in lines)
-
-
-def innermost_loops(lines):
-    """Runs of lines from a label to a later jump to it that hold no other such run."""
-    at, loops = {}, set()
-    for i, line in enumerate(lines):
-        if m := _LABEL.match(line):
-            at[m[1]] = i
-        elif (m := _JUMP.match(line)) and m[1] in at:
-            loops.add((at[m[1]], i))
-    return [lines[a:b + 1] for a, b in sorted(loops)
-            if not any((c, d) != (a, b) and a <= c and d <= b for c, d in loops)]
 
 
 def faults(asm, expected):

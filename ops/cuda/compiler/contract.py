@@ -58,8 +58,10 @@ ARITHMETIC = """
 # of walkers (ops/cuda/native/walk.py); numba-cuda-mlir has none of them
 WALKING = """
     team() -> l                             in a body: number of this thread's team in the block
-    enter(l, l, l, l, l, a) -> a            the team acts as block (x, y, z) of n in x from here on; shared memory of a
-                                            team in bytes, the row, which is given back
+    enter(l, l, l, l, l, a, l)              the team acts as block (x, y, z) of n in x from here on; shared memory of a
+                                            team in bytes, the row, number of the block
+    entered_row() -> a  entered_block() -> l            the last two
+    whole_block() -> l  whole_blocks() -> l             number of the block that the team is part of, and of how many
     arrive(a)                               this block has done its part; the address of a counter
     await_all(a, l)                         so many arrivals since the launch began
     leave(a, l)                             the last of so many arrivals clears the counter

@@ -2,7 +2,7 @@
 
     ltoir(func, cc)     what nvJitLink makes a cubin of (build.py)
     ptx(func, cc)       text, the linked functions not inlined
-    body(func, name, threads, cc)       a function of three integers for teams (teams.py), and what they share
+    body(func, name, threads, cc)       a function of an integer for teams (teams.py), and what they share
     extern(name)        the same as a function that kernels call
     VERSION             of the compiler: cubins of another are not used
 
@@ -52,7 +52,7 @@ else:
 
     VERSION = f"{numba_cuda.__version__} {numba.__version__} {llvmlite.__version__}"
 
-    _BODY = types.void(types.int64, types.int64, types.int64)
+    _BODY = types.int64(types.int64)
 
     def _answered(compile, cc, *args, **options):
         device = type("Device", (), {"compute_capability": cc})

@@ -197,11 +197,12 @@ def sync():
 # ---------------------------------------------------------------- walkers
 def as_body(run, threads):
     """The body of a walker: `run` by teams of so many threads; what compilers do while they compile it."""
-    def body(row, first, step):
+    def body(row):
         lane = current()
         lane.team_threads = threads
-        run(row, first, step)
+        row = run(row)
         lane.return_to_block()
+        return row
     return body
 
 
@@ -210,12 +211,27 @@ def team():
     return lane.seat // lane.team_threads
 
 
-def enter(x, y, z, n, pieces_nbytes, row):
+def enter(x, y, z, n, pieces_nbytes, row, b):
     lane = current()
     lane.return_to_block()
-    lane.enter(row, (x, y, z), n)
+    lane.enter(row, b, (x, y, z), n)
     sync()
-    return row
+
+
+def entered_row():
+    return current().block.row
+
+
+def entered_block():
+    return current().block.number
+
+
+def whole_block():
+    return current().block.whole.index[0]
+
+
+def whole_blocks():
+    return current().block.whole.n_blocks
 
 
 def arrive(counter):

@@ -172,12 +172,13 @@ class SimulatedLane(greenlet.greenlet):
         self.parent.switch()
         return self.taken
 
-    def enter(self, row, index, n_blocks):
+    def enter(self, row, number, index, n_blocks):
         """Act as a thread of block `index` of a row's grid of n_blocks in x: with the others of the team."""
         whole = self.block
         team = whole.teams.get((row, index))
         if team is None:
             team = whole.teams[row, index] = SimulatedTeam(whole, index, n_blocks, self.team_threads)
+            team.row, team.number = row, number
         self.block = team
         self.number = self.seat % self.team_threads
 

@@ -2,7 +2,7 @@
 
     threads of a block      |0 ... T-1|T ... 2T-1|...           T = THREADS of the body that is compiled, whole warps
     dynamic shared memory   |words of team 0|words of team 1|...|pieces of team 0|pieces of team 1|...
-                             x y z n_blocks pieces row          which block the team acts as, where its pieces begin
+                             x y z n_blocks pieces row b        which block the team acts as, where its pieces begin
 
 `thread`, `block`, `sync` and `shared` of a body are the team's.  THREADS is 0 while an ordinary kernel is compiled, and
 they are the block's.  A change of THREADS compiles all device functions anew (frontend.py).
@@ -18,7 +18,7 @@ from ggjit.ops.cuda.compiler.intrinsics import I8, I32, I64, SHARED, lds_i64, st
 ALIGNED = 16
 THREADS = 0                     # of a team in the code that is compiled, 0: no teams
 pieces = {}                     # of the body that is compiled: see `laid_out`
-WORDS_NBYTES, PIECES_AT = 64, 32
+WORDS_NBYTES, PIECES_AT, ROW_AT = 64, 32, 40
 MAX_TEAMS = 32
 
 
@@ -151,10 +151,11 @@ def sync():
 
 
 @device
-def enter(x, y, z, n, pieces_nbytes, row):
-    """The team acts as block (x, y, z) of n in x from here on; all its threads call it.  Gives `row` back.
+def enter(x, y, z, n, pieces_nbytes, row, b):
+    """The team acts as block (x, y, z) of n in x from here on; all its threads call it.
 
-    The compiler does not see that it is the same in every round: it would keep all words of the rows in registers.
+    entered_row, entered_block: row and b.  The compiler does not know them, or it would keep all words of the row in
+    registers.
     """
     if thread() == 0:
         words = _words()
@@ -163,9 +164,30 @@ def enter(x, y, z, n, pieces_nbytes, row):
         sts_i64(words + 16, z)
         sts_i64(words + 24, n)
         sts_i64(words + PIECES_AT, dynamic() + MAX_TEAMS * WORDS_NBYTES + team() * pieces_nbytes)
-        sts_i64(words + PIECES_AT + 8, row)
+        sts_i64(words + ROW_AT, row)
+        sts_i64(words + ROW_AT + 8, b)
     sync()
-    return lds_i64(_words() + PIECES_AT + 8)
+
+
+@device
+def entered_row():
+    return lds_i64(_words() + ROW_AT)
+
+
+@device
+def entered_block():
+    return lds_i64(_words() + ROW_AT + 8)
+
+
+@device
+def whole_block():
+    """Number of the block that the team is part of."""
+    return alike.block()
+
+
+@device
+def whole_blocks():
+    return alike.n_blocks()
 
 
 # ---------------------------------------------------------------- the blocks of a walker wait for each other

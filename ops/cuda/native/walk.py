@@ -1,6 +1,6 @@
 """The walker: one kernel that does all launches of a plan, in the order of a table; its blocks stay until the end.
 
-    table       | n_rows counter | row 0 | row 1 | ...          int64 words (W_...), made by engine/cuda/walk_table.py
+    table       | row 0 | row 1 | ...                           int64 words (W_...), made by engine/cuda/walk_table.py
     row         what a launch would be: the body, the address of its NODE row, its blocks; does it wait?
 
     blocks of the walker    0: |row 0|row 1 ..|wait|row 2|      a row's blocks fall to the walker's in turn
@@ -19,9 +19,8 @@ import functools
 from ggjit.ops.core.record import WORD
 from ggjit.ops.cuda.compiler import core
 
-HEADER_WORDS = 2
 (W_BODY, W_NODE, W_X, W_XY, W_BLOCKS, W_TEAMS, W_PIECES, W_WAITS, W_FETCH, W_FETCH_NBYTES, W_WRITES, W_ALONE,
- ROW_WORDS) = range(13)
+ W_COUNTER, W_ENDS, ROW_WORDS) = range(15)
 WRITES_RESULT, WRITES_SCRATCH = 1, 2            # bits of W_WRITES
 LINE = 128                      # bytes that one prefetch brings
 
@@ -32,80 +31,86 @@ def word(row, i):
 
 
 def in_teams(kernel):
-    """run(row, first, step): a body; the blocks of the row that are those of block `first` of `step`."""
+    """run(row) -> row: a body; the blocks of the row that are this block's.
+
+    Nothing is kept in registers while the kernel acts: where it was is read from the team's words.
+    """
     act = core.device(kernel)
 
-    def run(row, first, step):
-        b = first * word(row, W_TEAMS) + core.team()
-        if core.team() >= word(row, W_TEAMS):
-            b = word(row, W_BLOCKS)
+    @core.device
+    def first_of(row):
+        """This team's first block, behind the last where it has none."""
+        if core.team() >= word(row, W_TEAMS) or word(row, W_ALONE) != 0 and core.whole_block() > 0:
+            return word(row, W_BLOCKS)
+        return core.whole_block() * word(row, W_TEAMS) + core.team()
+
+    @core.device
+    def step_of(row):
+        return word(row, W_TEAMS) if word(row, W_ALONE) != 0 else core.whole_blocks() * word(row, W_TEAMS)
+
+    def run(row):
+        b = first_of(row)
         while b < word(row, W_BLOCKS):
-            x = word(row, W_X)
-            z = b // word(row, W_XY)
-            in_plane = b - z * word(row, W_XY)
-            y = in_plane // x
-            row = core.enter(in_plane - y * x, y, z, x, word(row, W_PIECES), row)
-            act(word(row, W_NODE))
-            core.sync()                         # the team has read which block it was
-            b += step * word(row, W_TEAMS)
+            x, xy = word(row, W_X), word(row, W_XY)
+            z = b // xy
+            y = (b - z * xy) // x
+            core.enter(b - z * xy - y * x, y, z, x, word(row, W_PIECES), row, b)
+            act(word(core.entered_row(), W_NODE))
+            row, b = core.entered_row(), core.entered_block()
+            core.sync()                         # the team has read its words
+            b += step_of(row)
+        return row
     return run
 
 
 def _chosen(bodies, first):
-    """call(number, row, me, n): the body of that number, by halves."""
+    """call(number, row) -> row: the body of that number, by halves."""
     if len(bodies) == 1:
         only = bodies[0]
 
         @core.device
-        def call(number, row, me, n):
-            only(row, me, n)
+        def call(number, row):
+            return only(row)
         return call
     middle = first + len(bodies) // 2
     low, high = _chosen(bodies[:len(bodies) // 2], first), _chosen(bodies[len(bodies) // 2:], middle)
 
     @core.device
-    def call(number, row, me, n):
+    def call(number, row):
         if number < middle:
-            low(number, row, me, n)
-        else:
-            high(number, row, me, n)
+            return low(number, row)
+        return high(number, row)
     return call
 
 
 @core.device
-def fetch(row, me, n):
+def fetch(row):
     """This block's share of the lines that the row reads of its weights."""
     at, end = word(row, W_FETCH), word(row, W_FETCH) + word(row, W_FETCH_NBYTES)
-    at += LINE * (me * core.n_threads() + core.thread())
+    at += LINE * (core.block() * core.n_threads() + core.thread())
     while at < end:
         core.prefetch(at)
-        at += LINE * n * core.n_threads()
+        at += LINE * core.n_blocks() * core.n_threads()
 
 
 def make_walker(bodies):
     """The kernel whose rows name these bodies by their place in the list."""
     call = _chosen(bodies, 0)
 
-    def walk(table):
-        n_rows, counter, row = word(table, 0), word(table, 1), table + WORD * HEADER_WORDS
-        me, n, waits = core.block(), core.n_blocks(), 0
-        end = row + WORD * ROW_WORDS * n_rows
-        while row < end:
+    def walk(row):
+        waits, goes_on = 0, True
+        while goes_on:
             if word(row, W_WAITS) != 0:
                 waits += 1
-                core.arrive(counter)
-                fetch(row, me, n)
-                core.await_all(counter, waits * n)
-            first, step = me, n
-            if word(row, W_ALONE) != 0:
-                step = 1
-                if me > 0:
-                    first = word(row, W_BLOCKS)         # behind the last: nothing to do
-            call(word(row, W_BODY), row, first, step)
+                core.arrive(word(row, W_COUNTER))
+                fetch(row)
+                core.await_all(word(row, W_COUNTER), waits * core.n_blocks())
+            row = call(word(row, W_BODY), row)
             if word(row, W_ALONE) != 0:
                 core.sync()
+            goes_on = word(row, W_ENDS) == 0
             row += WORD * ROW_WORDS
-        core.leave(counter, (waits + 1) * n)
+        core.leave(word(row - WORD * ROW_WORDS, W_COUNTER), (waits + 1) * core.n_blocks())
     return walk
 
 

@@ -8,6 +8,7 @@ first: then super-blocks are unpacked to bytes, a chunk of rows at a time, once 
     panels of activations    column by column of a tile, block by block: tile 0 | tile 1 ...; a tile starts at a cache
                              line and is one thread's, so no line is written by two
     loops                    a chunk of rows (second-level cache), tiles of columns (first-level cache), groups of rows
+    threads                  take chunks of rows; where that moves fewer bytes, chunks of rows times their own columns
 
 Measured in benchmarks/repack.py.  AVX-512 with VNNI, and AVX2; k a multiple of the type's block, rows a multiple of L.
 Activations are rounded as ggml rounds them next to the type: codes of 8 bits with a scale for 32 (Q8_0) or 256 elements
@@ -21,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 
-from ggjit.ops.core.record import OK
+from ggjit.ops.core.record import OK, WORD
 from ggjit.ops.core.spec import Kernel
 from ggjit.ops.core.traits import module_of
 from ggjit.ops.core.types import F32
@@ -29,8 +30,7 @@ from ggjit.ops.matmul import choices, mul_mat_tile
 from ggjit.ops.matmul.interleaved import FORMATS, LANES, unpacked
 from ggjit.ops.matmul.one_column import ColumnParts, OneColumn
 from ggjit.ops.matmul.repack.lane_tile import column_nbytes, make_prepare, make_tile, make_unpack
-from ggjit.ops.matmul.tile_codes import code_tile
-from ggjit.ops.matmul.tile_float import float_tile
+from ggjit.ops.matmul.tile_kinds import tile_of
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import exact, inline, ir_function, native
 from ggjit.ops.native.lanes import i64, splat_const, transpose_ir, zero
@@ -50,6 +50,7 @@ from ggjit.ops.native.node import (
     whole_lines,
     work,
 )
+from ggjit.ops.native.row_affinity import BITS, CHUNKS, affinity_next
 from ggjit.ops.native.simd import load_ir, shuffle_ir, store_ir, vec_ir
 from ggjit.ops.types.shared.dot import OWN
 
@@ -191,6 +192,16 @@ class _Shape(NamedTuple):
 
 
 @inline
+def cut_by_columns(m, n, column_nbytes, weights_nbytes, nth):
+    """Do fewer bytes move where each thread has n / nth columns than where it has m / nth rows?
+
+    By rows, every thread reads the columns that others prepared, and what reads the results row by row finds
+    (nth - 1) / nth of them with other threads; by columns, every thread reads all weights.
+    """
+    return nth <= BITS and n * (nth * column_nbytes + 4 * m) > nth * weights_nbytes
+
+
+@inline
 def _chunk_of_groups(groups, group_nbytes, n_groups, nth):
     """Groups that a thread takes at once: whole tiles of n_groups, whole cache lines of results."""
     chunk = max(chunk_rows(groups, nth), min(CHUNK_NBYTES // group_nbytes, groups // (2 * nth)))
@@ -206,6 +217,7 @@ def _make(type, shape):
     nbytes, seen_nbytes, n_parts = format.nbytes, seen.nbytes, format.n_parts
     wide = make_tile(seen, n_columns, n_groups, prefetch, in_turn, n_lines)
     narrow = make_tile(seen, n_columns - 1, n_groups, prefetch, in_turn, n_lines) if narrower else wide
+    may_cut = n_columns > 1 and n_lines < 2 and not unpacks     # unpacked rows are a thread's own
 
     @inline
     def multiply(n, w, y, n_blocks, dst, dst_stride, next_w):
@@ -224,8 +236,31 @@ def _make(type, shape):
             return max(1, chunk // n_groups) * n_groups
         return _chunk_of_groups(groups, n_blocks * nbytes, n_groups, nth)
 
+    @inline
+    def multiply_chunk(node, weights, start, end, t0, t1, tiles, panels, column, far):
+        """Groups start ... end - 1 of rows against tiles t0 ... t1 - 1 of columns; the thread's next groups are `far`
+        groups on."""
+        a, n, d = node + SRC0, ne(node + SRC1, 1), node + DST
+        n_blocks, groups = ne(a, 0) // block, ne(a, 1) // ROWS
+        for t in range(t0, t1):                 # columns stay in the first-level cache, groups in the second
+            j = n * t // tiles
+            c = addr(d) + j * nb(d, 1)
+            for first in range(start, end, n_groups):
+                g = min(first, groups - n_groups)               # the last tile may overlap: the same numbers, twice
+                w = weights + g * n_blocks * seen_nbytes
+                ahead = n_blocks * ((t - t0) * n_lines * n_parts * 64)      # within the same rows of the next chunk
+                next_w = addr(a) + (g + far) * n_blocks * nbytes + ahead
+                multiply(n * (t + 1) // tiles - j, w, panels + j * column, n_blocks, c + 4 * ROWS * g, nb(d, 1),
+                         next_w if ahead < n_groups * n_blocks * nbytes else w)
+
+    @inline
+    def part_length(groups, nth):
+        """Groups of a part of the rows, where threads take parts of the rows times their own columns."""
+        parts = min(CHUNKS, BITS // nth)
+        return ((groups + parts - 1) // parts + n_groups - 1) // n_groups * n_groups
+
     def kernel(node, ith, nth, sync):
-        a, b, d = node + SRC0, node + SRC1, node + DST
+        a, b = node + SRC0, node + SRC1
         k, m, n, panels = ne(a, 0), ne(a, 1), ne(b, 1), work(node)
         tiles, n_blocks, groups = (n + n_columns - 1) // n_columns, k // block, m // ROWS
         column = whole_lines(n_blocks * y_nbytes)
@@ -241,25 +276,29 @@ def _make(type, shape):
             barrier(sync, nth)
         chunk, whole = chunk_of(groups, n_blocks, nth), groups // n_groups * n_groups
         own = panels + n * column + ith * whole_lines((chunk + n_groups - 1) * n_blocks * seen_nbytes)
+        by_columns = may_cut and nth > 1 and cut_by_columns(m, n, column, groups * n_blocks * nbytes, nth)
+        length = part_length(groups, nth) if by_columns else chunk
+        parts = (whole + length - 1) // length
         while True:
-            start = next_rows2(node, ith, nth, sync, chunk, whole)
-            if start >= whole:
-                return OK
-            end, weights = start + chunk if start + chunk < whole else groups, addr(a)
+            if by_columns:                      # a thread begins with its own columns: their tokens stay with it
+                item = affinity_next(node + WORD, ith, nth, sync, 1, nth * parts)
+                if item >= nth * parts:
+                    return OK
+                first_tile, end_tile = own_share(tiles, item // parts, nth)
+                start = item % parts * length
+            else:
+                start, first_tile, end_tile = next_rows2(node, ith, nth, sync, chunk, whole), 0, tiles
+                if start >= whole:
+                    return OK
+            end, weights = start + length if start + length < whole else groups, addr(a)
             if unpacks:
                 for g in range(start, end):
                     unpack(weights + g * n_blocks * nbytes, n_blocks, own + (g - start) * n_blocks * seen_nbytes)
                 weights = own - start * n_blocks * seen_nbytes
-            for t in range(tiles):              # columns stay in the first-level cache, groups in the second
-                j = n * t // tiles
-                c = addr(d) + j * nb(d, 1)
-                for first in range(start, end, n_groups):
-                    g = min(first, groups - n_groups)           # the last tile may overlap: the same numbers, twice
-                    w = weights + g * n_blocks * seen_nbytes
-                    ahead = n_blocks * (t * n_lines * n_parts * 64)         # within the same rows of the next chunk
-                    next_w = addr(a) + (g + nth * chunk) * n_blocks * nbytes + ahead
-                    multiply(n * (t + 1) // tiles - j, w, panels + j * column, n_blocks, c + 4 * ROWS * g, nb(d, 1),
-                             next_w if ahead < n_groups * n_blocks * nbytes else w)
+            step = chunk if by_columns else end - start
+            for g in range(start, end, step):
+                multiply_chunk(node, weights, g, min(end, g + step), first_tile, end_tile, tiles, panels, column,
+                               chunk if by_columns else nth * chunk)
     return kernel
 
 
@@ -296,10 +335,11 @@ def _parts(type, shape):
 
 
 def _tile_product(a, b, format, n_threads):
-    """Many columns of super-blocks: their integer tile wins; strips of rows are brought into the file's order."""
-    tile, k, n = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1]), a.ne[0], b.ne[1]
+    """Many columns, of super-blocks or with AMX: the integer tile wins; strips of rows are brought into the file's
+    order."""
+    tile, k, n = tile_of(a.type, b.ne[1]), a.ne[0], b.ne[1]
     own_nbytes = mul_mat_tile.private_nbytes(tile) + mul_mat_tile.MB * a.type.row_nbytes(k)
-    return Kernel(f"mul_mat-repacked-tile-{a.type.name}-{tile.columns}x{tile.kc}" + _tail_name(tile),
+    return Kernel(f"mul_mat-repacked-tile-{a.type.name}-{tile.columns}x{tile.kc}{tile.name}" + _tail_name(tile),
                   lambda: mul_mat_tile.make_kernel(a.type, F32, tile, tile.rounds, False, make_rows_of(format)),
                   2 * k * a.ne[1] * n / 400 + a.nbytes / 20,
                   mul_mat_tile.panels_nbytes(tile, k, n) + n_threads * own_nbytes, (__name__, module_of(a.type)))
@@ -341,7 +381,7 @@ def _shape(type, m, n):
     """The _Shape of n columns; None where these tiles are not the fastest."""
     format, (most, in_turn) = FORMATS[type], widest(FORMATS[type])
     pairs = columns_of_pairs(m) if n > most else None
-    if not (pairs or direct(format, n)):
+    if choices.by_amx(type, n) or not (pairs or direct(format, n)):
         return None
     tiles = max(1, -(-n // (pairs or most)))
     n_columns, narrower = max(1, -(-n // tiles)), n % tiles > 0         # 13 columns are 5 + 4 + 4, not 6 + 6 + 1

@@ -20,8 +20,7 @@ from ggjit.ops.matmul import mul_mat_id_group as lists
 from ggjit.ops.matmul.interleaved import FORMATS
 from ggjit.ops.matmul.repack.codes import LANES, ROWS, columns_of_pairs, direct, make_rows_of, widest
 from ggjit.ops.matmul.repack.lane_tile import column_nbytes, make_prepare, make_tile
-from ggjit.ops.matmul.tile_codes import code_tile
-from ggjit.ops.matmul.tile_float import float_tile
+from ggjit.ops.matmul.tile_kinds import tile_of
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i64
 from ggjit.ops.native.node import (
@@ -191,9 +190,9 @@ def product(t, n_threads):
     if t.ne[2] == 1:
         return Kernel(f"mul_mat_id-repacked-one-{type.name}{how}", lambda: _make_one(type, prefetch), cost,
                       b.ne[1] * column, modules)
-    if not direct(format, per_expert):
-        tile = code_tile(type) or float_tile(type)
-        return Kernel(f"mul_mat_id-repacked-tile-{type.name}",
+    if choices.by_amx(type, per_expert) or not direct(format, per_expert):
+        tile = tile_of(type)
+        return Kernel(f"mul_mat_id-repacked-tile-{type.name}{tile.name}",
                       lambda: mul_mat_id_tile.make_kernel(type, F32, tile, make_rows_of(format)), cost,
                       mul_mat_id_tile.work_nbytes(tile, k, n_experts, n_pairs, n_threads, type.row_nbytes(k)), modules)
     most, in_turn = widest(format)

@@ -64,16 +64,6 @@ def twice_ir(b, v):
     return shuffle_ir(b, v, v, [*range(8)] * 2)
 
 
-def table_ir(b, name, data):
-    """Address (int64) of constant bytes that live in the module's own data: no process address is baked in."""
-    name = f"ggjit.{name}"
-    known = b.module.globals.get(name)
-    if known is None:
-        known = cgutils.global_constant(b.module, name, cgutils.make_bytearray(data))
-        known.align = 64
-    return b.ptrtoint(known, IR_I64)
-
-
 # ---------------------------------------------------------------- floats and sums
 def floats_ir(b, codes, zero_point, signed):
     """<32 x i8> codes -> code - zero_point as <32 x float>"""

@@ -167,6 +167,26 @@ def test_threads_and_columns_do_not_change_the_bytes(type):
         assert plan.numpy(y).tobytes() == answers[0][j].tobytes()
 
 
+@pytest.mark.parametrize("rule", ("INTEL", "ZEN5"))
+@pytest.mark.parametrize("type", (gg.Q4_0, gg.Q8_0), ids=repr)
+def test_threads_that_have_columns_of_their_own_give_the_same_bytes(type, rule, monkeypatch):
+    """Where results are more bytes than the matrix, threads begin with their own columns."""
+    monkeypatch.setattr(choices, "RULE", getattr(choices, rule))
+    k, m, answers = 256, 16 * 21, []
+    for n in (131, 200):
+        t, _, ctx = matrix(type, k, m)
+        x, answers = np.random.default_rng().standard_normal((n, k)).astype(np.float32), []
+        for n_threads in (1, 2, 3, 7):
+            assert n_threads == 7 or codes.cut_by_columns.py_func(m, n, k, t.nbytes, n_threads)
+            with sharing.forced(1.0):
+                plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x)), n_threads)
+            plan.compute()
+            assert plan.n_used == n_threads
+            answers.append(plan.numpy(y).tobytes())
+        assert len(set(answers)) == 1
+    assert not codes.cut_by_columns.py_func(2048, 128, 2304, 2048 * 1152, 2)
+
+
 @pytest.mark.parametrize("repack", ["no", 2, np.array([1, 0])], ids=repr)
 def test_repack_is_yes_or_no(repack, tmp_path):
     with pytest.raises(ParamError, match="repack must be"):

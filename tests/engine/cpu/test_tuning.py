@@ -30,6 +30,7 @@ def empty_cache(monkeypatch, request):
     """No choices of the machine's, and none left behind.  Tests that keep some ask for the fixture `folder`."""
     monkeypatch.setattr(choices, "SETTING", "")
     choices.kept.cache_clear()
+    choices.kept_amx.cache_clear()
     if "folder" not in request.fixturenames:
         monkeypatch.setattr(choices, "kept", lambda type: None)
     yield
@@ -40,6 +41,7 @@ def folder(monkeypatch, tmp_path):
     monkeypatch.setattr(measured, "cache_dir", lambda: tmp_path)
     yield tmp_path / "kernels"
     choices.kept.cache_clear()
+    choices.kept_amx.cache_clear()
 
 
 def plan_of(y):
@@ -381,3 +383,39 @@ def test_sharing_is_not_chosen_on_a_busy_machine(folder, monkeypatch):
     monkeypatch.setattr(sharing, "kept", lambda: {})
     assert tuning.tune_sharing(2) is None and sharing.least_nanoseconds(2) == sharing.RULE_NANOSECONDS
     assert len(list(folder.glob("threads-*.json.busy"))) == 1
+
+
+def test_amx_is_used_until_it_was_measured_to_be_slower(folder, monkeypatch):
+    monkeypatch.setattr(choices, "has_amx", lambda type: type is gg.Q4_0)
+    seconds = {"amx": 2.0, "vectors": 1.0}
+    monkeypatch.setattr(tuning, "measure_amx", lambda type, **how: seconds)
+    assert choices.by_amx(gg.Q4_0, 16) and not choices.by_amx(gg.Q4_0, 15) and not choices.by_amx(gg.Q8_0, 16)
+    assert tuning.tune_amx([gg.Q4_0, gg.Q8_0]) == {gg.Q4_0: False} and not choices.by_amx(gg.Q4_0, 128)
+    with choices.forced_amx(True):
+        assert choices.by_amx(gg.Q4_0, 128)
+    assert tuning.tune_amx([gg.Q4_0]) == {}
+    seconds["amx"] = 0.5
+    assert tuning.tune_amx([gg.Q4_0], again=True) == {gg.Q4_0: True} and choices.by_amx(gg.Q4_0, 128)
+    choices.keep_amx(gg.Q4_0, False, seconds)
+    monkeypatch.setattr(choices, "SETTING", "off")
+    assert choices.by_amx(gg.Q4_0, 128) and tuning.tune_amx([gg.Q4_0], again=True) == {}
+
+
+def test_a_busy_machine_measures_amx_later(folder, monkeypatch):
+    monkeypatch.setattr(choices, "has_amx", lambda type: True)
+
+    def busy(type, **how):
+        raise measured.MachineBusy("busy")
+    monkeypatch.setattr(tuning, "measure_amx", busy)
+    assert tuning.tune_amx([gg.Q4_0]) == {} and choices.by_amx(gg.Q4_0, 128)
+    assert choices.busy_seconds(gg.Q4_0) < measured.AGAIN_SECONDS
+
+
+def test_a_damaged_choice_of_amx_counts_as_none(folder, monkeypatch):
+    monkeypatch.setattr(choices, "has_amx", lambda type: True)
+    assert choices.keep_amx(gg.Q4_0, False, {"amx": 2.0, "vectors": 1.0})
+    path, = folder.glob("amx-q4_0-*.json")
+    path.write_text('{"amx": 3, "seconds": {}}')
+    choices.kept_amx.cache_clear()
+    with pytest.warns(UserWarning, match="is not used"):
+        assert choices.by_amx(gg.Q4_0, 128)

@@ -78,7 +78,7 @@ def test_an_encoder_as_one_kernel_has_the_bits_of_the_captured_graph(gpu):
             plan.compute()
         got.append(plan.numpy(y))
     np.testing.assert_array_equal(*got)
-    assert plan.not_walked_because is None and 0 < plan._walk.n_waits < plan._walk.words[0] - 4
+    assert plan.not_walked_because is None and 0 < plan._walk.n_waits < len(plan._walk.rows) - 4
 
 
 # ---------------------------------------------------------------- a llama

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import tiny_model
 from helpers.device_contract import floats, on
+from helpers.requirements import shared
 from helpers.sample import SEED, sampled
 
 import ggjit as gg
@@ -57,6 +58,18 @@ def test_decoding_has_the_bits_of_the_captured_plan(tmp_path, gpu, persistent, t
             got[backend] = [m.decode([i]) for i in (31, 8)], n_walks() - before
     np.testing.assert_array_equal(got[persistent][0], got[gpu][0])
     assert got[gpu][1] == 0 and got[persistent][1] == 1             # the plan's second run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("type", ["F32", "F16", "Q4_0", "Q8_0"])
+def test_a_real_model_has_the_bits_of_the_captured_plan(gpu, persistent, type):
+    path, tokens = shared("data", "stories260k", f"stories260K-{type}.gguf"), {}
+    for backend in (gpu, persistent):
+        with load_model(path, backend=backend, n_gpu_layers=-1, reserve=False) as m:
+            m.decode([1, 403])
+            tokens[backend] = [m.decode([i]) for i in (407, 261)]
+    np.testing.assert_array_equal(tokens[persistent], tokens[gpu])
+    assert n_walks() > 0
 
 
 def test_a_bad_index_is_reported_and_the_next_run_is_clean(persistent):
@@ -125,7 +138,7 @@ def test_where_it_cannot_be_a_plan_is_captured(monkeypatch, persistent, failing,
 # ---------------------------------------------------------------- the table and its check
 @pytest.fixture
 def decoded(persistent):
-    """(words, planned, NODE rows, their address, walker, blocks) of a plan with rows that wait and rows that do not."""
+    """(rows, planned, NODE rows, their address, walker, blocks) of a plan with rows that wait and rows that do not."""
     w = [on(persistent, gg.Q8_0, (64, 32), floats(32, 64)) for _ in range(3)]
     x = on(persistent, gg.F32, (64, 1), floats(1, 64))
     q, k, v = (gg.mul_mat(a, gg.rms_norm(x, 1e-5)) for a in w)
@@ -133,32 +146,29 @@ def decoded(persistent):
     left_out = {i for i, done_by in enumerate(plan._done_by) if done_by >= 0}
     steps = walk_table.steps(plan, left_out)
     walker, _ = walk.walker_of([step.launch for step in steps])
-    return (found.words.copy(), [(x.node, x.launch) for x in steps], plan.rows, plan._row_base, walker, found.n_blocks)
-
-
-def rows_of(words):
-    return words[walk.HEADER_WORDS:].reshape(-1, walk.ROW_WORDS)
+    return (found.rows.copy(), [(x.node, x.launch) for x in steps], plan.rows, plan._row_base, walker, found.n_blocks)
 
 
 def test_a_right_table_passes(decoded):
     check_table(*decoded)
-    assert 0 < rows_of(decoded[0])[:, walk.W_ALONE].sum() < len(rows_of(decoded[0]))
-    assert 2 <= walk_check.n_waits(decoded[0]) < len(rows_of(decoded[0])) - 1
+    assert 0 < decoded[0][:, walk.W_ALONE].sum() < len(decoded[0])
+    assert 2 <= walk_check.n_waits(decoded[0]) < len(decoded[0]) - 1
 
 
 def test_every_wait_is_needed(decoded):
-    waits = np.flatnonzero(rows_of(decoded[0])[:, walk.W_WAITS])
+    waits = np.flatnonzero(decoded[0][:, walk.W_WAITS])
     for i in waits:
-        words = decoded[0].copy()
-        rows_of(words)[i, walk.W_WAITS] = 0
+        rows = decoded[0].copy()
+        rows[i, walk.W_WAITS] = 0
         with pytest.raises(WalkFault, match="with no wait in between"):
-            check_table(words, *decoded[1:])
+            check_table(rows, *decoded[1:])
 
 
 def swapped(rows):
     first, last = rows[0].copy(), rows[-1].copy()
     rows[0], rows[-1] = last, first
     rows[:, walk.W_WAITS] = 1
+    rows[[0, -1], walk.W_ENDS] = 0, 1
 
 
 @pytest.mark.parametrize("change, match", [
@@ -167,12 +177,14 @@ def swapped(rows):
     (lambda rows: rows.__setitem__((0, walk.W_TEAMS), 0), "0 teams"),
     (lambda rows: rows.__setitem__((2, walk.W_BLOCKS), 1000), "other blocks"),
     (lambda rows: rows.__setitem__((1, walk.W_WAITS), 2), "more than once"),
-    (lambda rows: rows.__setitem__((0, walk.W_WRITES), 0), "does not say what")], ids=range(7))
+    (lambda rows: rows.__setitem__((1, walk.W_ENDS), 1), "end with its last"),
+    (lambda rows: rows.__setitem__((1, walk.W_COUNTER), 8), "different counters"),
+    (lambda rows: rows.__setitem__((0, walk.W_WRITES), 0), "does not say what")], ids=range(9))
 def test_a_wrong_table_is_refused(decoded, change, match):
-    words = decoded[0].copy()
-    change(rows_of(words))
+    rows = decoded[0].copy()
+    change(rows)
     with pytest.raises(WalkFault, match=match):
-        check_table(words, *decoded[1:])
+        check_table(rows, *decoded[1:])
 
 
 def test_a_counter_that_could_overflow_is_refused(decoded):
@@ -186,16 +198,16 @@ def test_the_simulator_sees_a_wait_that_is_missing(persistent, monkeypatch):
     x = on(persistent, gg.F32, (64, 40), floats(40, 64))
     y = gg.rms_norm(gg.add(x, x), 1e-5)
     _, found = walked(persistent, gg.mul_mat(y, y))
-    for wait in np.flatnonzero(rows_of(found.words)[:, walk.W_WAITS]):
-        words = found.words.copy()
-        rows_of(words)[wait, walk.W_WAITS] = 0
+    for wait in np.flatnonzero(found.rows[:, walk.W_WAITS]):
+        rows = found.rows.copy()
+        rows[wait, walk.W_WAITS] = 0
         with pytest.raises(SimulationFault, match="race: thread .* (reads|writes) what .* (wrote|read), with no"):
-            run_words(persistent, found, words)
-    run_words(persistent, found, found.words)
+            run_rows(persistent, found, rows)
+    run_rows(persistent, found, found.rows)
 
 
-def run_words(backend, found, words):
-    backend.send(found._counter.base + walk_table.COUNTER_NBYTES, words.view(np.uint8))
+def run_rows(backend, found, rows):
+    backend.send(found._counter.base + walk_table.COUNTER_NBYTES, rows.ravel().view(np.uint8))
     found.launch(backend.stream)
     try:
         backend.synchronize()
@@ -208,7 +220,7 @@ def random_steps(rng, n):
     def pieces(most):
         return tuple((int(a), int(a + rng.integers(1, 9))) for a in rng.integers(0, 60, rng.integers(1, most)))
     launch = Launch("none", None, (1, 1, 1), 32)
-    return [walk_table.WalkStep(launch, 0, pieces(4), pieces(2) or ((0, 1),), (0, 0)) for _ in range(n)]
+    return [walk_table.WalkStep(launch, 0, pieces(4), pieces(2)) for _ in range(n)]
 
 
 def test_levels_are_the_longest_chains():

@@ -56,6 +56,8 @@ def show(r):
         print(f"device {d['name']}: {d['description']}, {d['memory_free'] / 1e9:.1f} GB of "
               f"{d['memory_total'] / 1e9:.1f} GB free")
     print(kernels_line(r["kernels"]))
+    if r["kernels"]["no_amx"]:
+        print(f"AMX is not used: {r['kernels']['no_amx']}")
     tiles = tiles_line(r["tiles"]) or "the rule's; `ggjit warm-up MODEL` measures others"
     print(f"how weights are read (speed over one row's): {tiles}")
     types = [name for name, where in r["types"].items() if where]
@@ -66,7 +68,7 @@ def show(r):
 
 
 def kernels_facts():
-    return {"level": isa.LEVEL, "shipped": len(SHIPPED.names), "why_not": SHIPPED.why_not}
+    return {"level": isa.LEVEL, "no_amx": isa.WHY_NO_TILES, "shipped": len(SHIPPED.names), "why_not": SHIPPED.why_not}
 
 
 def kernels_line(facts):
@@ -84,6 +86,7 @@ def tuning_info(args):
         repacked = choices.pays_repacked(type) and type in repack.LAYOUTS
         layout = choices.layout_tile(type)._asdict() if repacked else None
         facts[type.name] = {"rows": tile.rows, "prefetch": tile.prefetch, "repacked": repacked, "layout": layout,
+                            "amx": choices.by_amx(type, isa.W),
                             "why": "measured" if found else "GGJIT_TUNE" if choices.SETTING else "rule",
                             "seconds": found.seconds if found else {}}
     threads = {"rule": sharing.RULE_NANOSECONDS, "measured": {} if choices.SETTING == "off" else sharing.kept()}
@@ -95,7 +98,7 @@ def tuning_info(args):
             best = min(f["seconds"].values(), default=0)
             why = ", ".join(f"{n} {s / best:.2f}" for n, s in f["seconds"].items())
             print(f"{name:8} tile of {tile:24} {layout or 'as in the file':25} {f['why']}"
-                  + (f": times the fastest's seconds, {why}" if why else ""))
+                  + (f": times the fastest's seconds, {why}" if why else "") + "; many columns by AMX" * f["amx"])
         measured = "".join(f", {x / 1000:g} us with {n} (measured)" for n, x in threads["measured"].items())
         print(f"a node is shared among threads from {threads['rule'] / 1000:g} us of work on (rule){measured}")
     return result
