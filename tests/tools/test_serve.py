@@ -92,6 +92,10 @@ def test_a_completion_is_what_generate_gives(m):
         np.testing.assert_array_equal(logprobs, [t.logprob for t in run.tokens])
         assert chunks[-1]["usage"]["completion_tokens"] == 12 and len({c["id"] for c in chunks}) == 1
         assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+        own = {"path": "/completion", "prompt": "It was a truth", "n_predict": 12, "temperature": 0}
+        assert ask(client, **own)["content"] == want
+        pieces = events(client, **own)
+        assert "".join(p["content"] for p in pieces) == want and [p["stop"] for p in pieces][-2:] == [False, True]
 
 
 def test_stops_seeds_biases_echo_and_several_choices(client):

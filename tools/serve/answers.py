@@ -56,13 +56,14 @@ class TextForm:
 
 
 class FilledForm(TextForm):
-    """/infill: OpenAI's form, with llama.cpp's "content" beside it."""
+    """/infill and /completion: OpenAI's form, with llama.cpp's "content" and "stop" beside it."""
 
     def whole(self, choices, usage):
-        return super().whole(choices, usage) | {"content": choices[0]["text"]}
+        return super().whole(choices, usage) | {"content": choices[0]["text"], "stop": True}
 
     def chunk(self, choices):
-        return super().chunk(choices) | {"content": choices[0]["text"] if choices else ""}
+        first = choices[0] if choices else {"text": "", "finish_reason": "stop"}
+        return super().chunk(choices) | {"content": first["text"], "stop": first["finish_reason"] is not None}
 
 
 class ChatForm(TextForm):

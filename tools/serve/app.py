@@ -87,7 +87,8 @@ class ModelServer:
         posts = {self.chat: ("/v1/chat/completions", "/chat/completions"),
                  self.responses: ("/v1/responses", "/responses"),
                  self.input_tokens: ("/v1/responses/input_tokens", "/responses/input_tokens"),
-                 self.completions: ("/v1/completions", "/completions"), self.infill: ("/infill",),
+                 self.completions: ("/v1/completions", "/completions"), self.completion: ("/completion",),
+                 self.infill: ("/infill",),
                  self.embeddings: ("/v1/embeddings", "/embeddings"),
                  self.rerank: ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"),
                  self.tokenize: ("/tokenize",), self.detokenize: ("/detokenize",),
@@ -114,8 +115,10 @@ class ModelServer:
         return handle
 
     async def _unknown(self, request, error):
-        status = error.status_code
-        words = f"{request.method} {request.url.path} is nothing that ggjit serves; docs/serving.md lists what is"
+        status, path = error.status_code, request.url.path
+        words = f"{request.method} {path} is nothing that ggjit serves; docs/serving.md lists what is"
+        if status == 405:
+            words = f"{path} takes {(error.headers or {}).get('Allow', 'another method')}, not {request.method}"
         return _json(*reversed(error_body(BadRequest(status, words))))
 
     def _check_key(self, request):
@@ -288,7 +291,11 @@ class ModelServer:
         n_predict = forms.whole(body, ("max_completion_tokens", "max_tokens", "n_predict"), -1, 1 << 30)
         return await self._answer(request, body, form_of(tools), prompt.ids, n_predict, options)
 
-    async def completions(self, request, body):
+    async def completion(self, request, body):
+        """llama.cpp's own: the same with "content" and "stop" beside it."""
+        return await self.completions(request, body, FilledForm)
+
+    async def completions(self, request, body, form=TextForm):
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
@@ -302,7 +309,7 @@ class ModelServer:
             if not isinstance(prompt, str):
                 raise ParamError("suffix goes with a prompt that is a text")
             prompt = await self._hole(prompt, after)
-        return await self._answer(request, body, TextForm(self.name, echo), prompt, n_predict,
+        return await self._answer(request, body, form(self.name, echo), prompt, n_predict,
                                   forms.options(body) | forms.grammar_of(body))
 
     async def _hole(self, before, after, others=()):
