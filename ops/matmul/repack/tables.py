@@ -40,4 +40,4 @@ def rows_kernel(t, layout, n_threads):
     return Kernel(f"get_rows-repacked-{a.type.name}-f32", lambda: _make(a.type, layout.make_row_of(a.type)),
                   cost=0.5 * n_elements(t) + 5.0 * t.ne[1],
                   work_nbytes=n_threads * whole_lines.py_func(a.type.row_nbytes(a.ne[0])),
-                  modules=(layout.__name__, *mover(a.type, F32).modules))
+                  modules=(__name__, layout.__name__, *mover(a.type, F32).modules))
