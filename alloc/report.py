@@ -10,6 +10,7 @@ import functools
 import html
 import json
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ggjit.alloc import plots
 from ggjit.alloc.csvio import defused, write_problem
 from ggjit.alloc.ggml.alias import CAUSE_TEXT, IN_PLACE, NOTHING_TO_PLACE
 from ggjit.alloc.ggml.problem import live_bytes
-from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.errors import ParamError, no_attribute
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_file import whole_file, write_whole
@@ -128,6 +129,11 @@ def _rows(plan, node_ids, leaf_ids, describe):
 class MeasureReport:
     """peak, lower_bound, ggml_peak: bytes; live: bytes at every step; kinds: {"weights": bytes, ...}; chunk_sizes:
     bytes per buffer and chunk; seconds: planning time."""
+
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """An AttributeError that lists the names there are."""
+            raise no_attribute(self, name)
 
     find_saving = staticmethod(lambda: None)        # gg.measure's: what makes `saving`
 
@@ -294,7 +300,9 @@ class MeasureReport:
             lifetimes = f"<details><summary>coloured by lifetime</summary>{self.drawing('lifetime')}</details>"
         head, lines = self.table()
         numbers = "".join(f"<tr><th style='text-align:left'>{e(k)}</th><td>{e(v)}</td></tr>" for k, v in self.summary())
-        cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line) + "</tr>" for line in lines)
+        # the last column holds file names, which browsers break nowhere
+        cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line[:-1])
+                        + f"<td style='overflow-wrap:anywhere'>{e(line[-1])}</td></tr>" for line in lines)
         heads, auto = "".join(f"<th>{e(h)}</th>" for h in head), "<table style='width:auto'>"
         return (f"<div><b>{e(self.title or 'Memory')}</b>{auto}{numbers}</table>"
                 f"<p>{'<br>'.join(map(e, self.advice()))}</p>{self.drawing()}"

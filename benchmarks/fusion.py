@@ -19,6 +19,7 @@ from benchmarks import synth
 from benchmarks.catalogue import STORIES
 from benchmarks.worker import Missing
 from ggjit.cpu import cpu_plan, fusion
+from ggjit.graphs import graph_plan
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 from ggjit.ops.core.fusion_pattern import all_fusions
@@ -61,11 +62,8 @@ def with_patterns(m, step, chosen):
 
 def without_nodes(m, step, ops):
     """The step's graph planned without the nodes of these ops: its results are wrong, its time is a bound."""
-    real = cpu_plan.fuse_nodes
-
-    def fuse(singles, *more):
-        return real([p for p in singles if p.t.op not in ops], *more)
-    with mock.patch.object(cpu_plan, "fuse_nodes", fuse):
+    real = graph_plan.nodes_to_compute
+    with mock.patch.object(graph_plan, "nodes_to_compute", lambda nodes: real([t for t in nodes if t.op not in ops])):
         return cpu_plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement)
 
 

@@ -5,7 +5,8 @@
 BIN: llama-server of llama.cpp's source, built for this processor (cmake -B build -DGGML_NATIVE=ON
 -DCMAKE_BUILD_TYPE=Release; cmake --build build --target llama-server).  Each server has a process of its own; they take
 turns, and each row shows medians with minimum and maximum.  Every client asks for N_TOKENS greedy tokens of a prompt of
-its own over HTTP, and waits for all of them.  ratio = our tokens a second / the peer's: above 1 we are faster.
+its own over HTTP, and waits for all of them.  ratio = our tokens a second / the peer's: above 1 we are faster.  Each of
+our answers has to be the text that `m.generate` gives for the prompt alone; else the run ends with both texts.
 """
 import argparse
 import concurrent.futures
@@ -20,6 +21,7 @@ import time
 
 from benchmarks.machine import cpu_model, idle_check
 from benchmarks.report import Spread, number
+from ggjit.models import load_model
 
 N_TOKENS, N_CTX = 64, 512
 SUBJECTS = "the sea", "a garden in winter", "how bread is made", "two old friends", "a train at night", "a number"
@@ -77,27 +79,42 @@ def _ask(port, method, path, body):
         connection.close()
 
 
+def prompt(i):
+    """Of client i."""
+    return f"{'Once upon a time. ' * (i % 5)}A few lines about {SUBJECTS[i % len(SUBJECTS)]}, number {i}:"
+
+
 def answered(port, i):
-    """(tokens of an answer, seconds)"""
-    text = f"{'Once upon a time. ' * (i % 5)}A few lines about {SUBJECTS[i % len(SUBJECTS)]}, number {i}:"
+    """(text of an answer, its tokens, seconds)"""
     t0 = time.perf_counter()
     status, raw = _ask(port, "POST", "/v1/completions", {
-        "model": "model", "prompt": text, "max_tokens": N_TOKENS, "temperature": 0, "ignore_eos": True})
+        "model": "model", "prompt": prompt(i), "max_tokens": N_TOKENS, "temperature": 0, "ignore_eos": True})
     if status != 200:
         raise SystemExit(f"status {status}: {raw[:300]!r}")
-    return json.loads(raw)["usage"]["completion_tokens"], time.perf_counter() - t0
+    answer = json.loads(raw)
+    return answer["choices"][0]["text"], answer["usage"]["completion_tokens"], time.perf_counter() - t0
 
 
-def round_of(port, n_clients):
-    """(tokens a second of all clients, median seconds of an answer)"""
+def round_of(port, n_clients, want=None):
+    """(tokens a second of all clients, median seconds of an answer).  want: the texts of the answers, if they are
+    known; SystemExit where one is another."""
     with concurrent.futures.ThreadPoolExecutor(n_clients) as pool:
         t0 = time.perf_counter()
         found = list(pool.map(lambda i: answered(port, i), range(n_clients)))
         seconds = time.perf_counter() - t0
-    return sum(n for n, _ in found) / seconds, statistics.median(s for _, s in found)
+    for i, (text, *_) in enumerate(found if want else ()):
+        if text != want[i]:
+            raise SystemExit(f"client {i} of {n_clients} got {text!r}, alone it is {want[i]!r}")
+    return sum(n for _, n, _ in found) / seconds, statistics.median(s for *_, s in found)
 
 
-def measured(servers, model, n_clients, n_threads, rounds):
+def alone(model, n_clients, n_threads):
+    """The texts of the answers, each prompt alone."""
+    with load_model(model, n_threads=n_threads, n_ctx=N_CTX) as m:
+        return [m.generate(prompt(i), N_TOKENS, temp=0, ignore_eos=True).text for i in range(n_clients)]
+
+
+def measured(servers, model, n_clients, n_threads, rounds, want):
     """{server: (tokens a second of each round, seconds of an answer)}; the first round of each is not counted."""
     found = {name: ([], []) for name in servers}
     with contextlib.ExitStack() as stack:
@@ -105,7 +122,7 @@ def measured(servers, model, n_clients, n_threads, rounds):
                  for name, command in servers.items()}
         for k in range(rounds + 1):
             for name, port in ports.items():
-                speed, seconds = round_of(port, n_clients)
+                speed, seconds = round_of(port, n_clients, want if name == "ggjit" else None)
                 if k:
                     found[name][0].append(speed)
                     found[name][1].append(seconds)
@@ -114,8 +131,9 @@ def measured(servers, model, n_clients, n_threads, rounds):
 
 def table(model, servers, clients, n_threads, rounds):
     lines = ["| clients | server | tokens/s | an answer | ratio |", "|---|---|---|---|---|"]
+    want = alone(model, max(clients), n_threads)
     for n in clients:
-        found = measured(servers, model, n, n_threads, rounds)
+        found = measured(servers, model, n, n_threads, rounds, want)
         ggjit = statistics.median(found["ggjit"][0])
         for name, (speeds, seconds) in found.items():
             ratio = "-" if name == "ggjit" else number(ggjit / statistics.median(speeds))

@@ -133,7 +133,7 @@ def _write(path, shape, type):
     gguf, s = gguf_package(), SHAPES[shape]
     kinds, file_type = s.kinds(type), TYPES[type][1]
     w = gguf.GGUFWriter(path, "llama")
-    _write_head(w, s, f"synthetic {shape}", file_type)
+    write_head(w, s, f"synthetic {shape}", file_type)
     w.add_tokenizer_model("no_vocab")
     for name, rows, columns in s.matrices():
         nbytes = kinds[name].row_nbytes(columns)
@@ -151,7 +151,7 @@ def _write(path, shape, type):
     w.close()
 
 
-def _write_head(w, s, name, file_type):
+def write_head(w, s, name, file_type):
     w.add_name(name)
     w.add_vocab_size(s.n_vocab)
     w.add_context_length(s.n_ctx)
@@ -196,7 +196,7 @@ def _write_vocabulary(path, n_words):
     n_letters = math.ceil(math.log(n_words, len(letters))) + 1
     words = ["".join(w) for w in itertools.islice(itertools.product(letters, repeat=n_letters), n_words)]
     w = gguf.GGUFWriter(path, "llama")
-    _write_head(w, dataclasses.replace(SHAPES["llama-tiny"], n_vocab=n_words), f"vocabulary of {n_words} words", 0)
+    write_head(w, dataclasses.replace(SHAPES["llama-tiny"], n_vocab=n_words), f"vocabulary of {n_words} words", 0)
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("default")
     w.add_token_list(words)

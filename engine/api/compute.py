@@ -31,7 +31,8 @@ def compute(*outputs, backend=None, planner="ggml"):
         y = gg.soft_max(gg.mul_mat(a, b))
         gg.compute(y)                       # ndarray; gg.compute(graph) gives its outputs
 
-    Leaves must have memory (from_numpy, alloc_ctx_tensors).  backend: a Backend that reaches it; by default the CPU.
+    Leaves must have memory (from_numpy, alloc_ctx_tensors).  backend: a Backend that reaches it, or its name,
+    "CPU:n_threads=2"; by default the CPU.
     For repeated runs make a Graph and a plan instead.
     """
     if not outputs:
@@ -39,6 +40,7 @@ def compute(*outputs, backend=None, planner="ggml"):
     if len(outputs) == 1 and isinstance(outputs[0], Graph):
         outputs = outputs[0].outputs
     refuse_nesting()
+    backend = init_backend(backend) if isinstance(backend, str) else backend
     backend = default_backend() if backend is None else expect(backend, Backend, "compute")
     graph = Graph(*outputs)
     # y.numpy() works as long as y lives, even if a later graph computes y as an intermediate result

@@ -20,20 +20,20 @@ def buffer_size(value):
     return size
 
 
-_SIZE = re.compile(r"(?=\.?\d)(\d*)\.?(\d*)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(?=\.?\d)(\d*)\.?(\d*)(?:e\+?(\d{1,2}))?\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def nbytes_of(value, what):
-    """A number of bytes: a whole number, or a text such as "1500000000", "8G", "512 MB" or "8GiB"; a k is 1000, a Ki is
-    1024.  Errors: ParamError, TypeMismatch."""
+    """A number of bytes: a whole number, or a text such as "1500000000", "8e9", "8G", "512 MB" or "8GiB"; a k is 1000,
+    a Ki is 1024.  Errors: ParamError, TypeMismatch."""
     if not isinstance(value, str):
         n = whole(value, what)
     else:
         found = _SIZE.fullmatch(value.strip())
         n = 0
-        if found is not None and (found[3] or not found[4]):
-            unit = (1024 if found[4] else 1000) ** " kmgt".index(found[3].lower() or " ")
-            n = int(found[1] + found[2]) * unit // 10 ** len(found[2])
+        if found is not None and (found[4] or not found[5]):
+            unit = (1024 if found[5] else 1000) ** " kmgt".index(found[4].lower() or " ")
+            n = int(found[1] + found[2]) * 10 ** int(found[3] or 0) * unit // 10 ** len(found[2])
     if n < 1:
         raise ParamError(f"{what}: {value!r}: a size is a number of bytes, such as 500M, 1.5G or 800MiB")
     return n

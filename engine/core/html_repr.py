@@ -4,7 +4,6 @@
     x                       <x F32 [64, 8], CPU buffer 3>                   in a terminal: one line
                             facts and values as HTML (display/html.py)      in a notebook
 """
-import difflib
 import functools
 import html
 import io
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ggjit.alloc.report import mib
-from ggjit.ops.core.errors import MissingExtra, NoSuchAttribute, NotSupported, extra
+from ggjit.ops.core.errors import MissingExtra, NotSupported, extra, no_attribute
 from ggjit.ops.core.printable import TEXT, printable
 
 
@@ -61,11 +60,7 @@ class PlotRepr:
     if not TYPE_CHECKING:               # checkers would take every attribute for granted
         def __getattr__(self, name):
             """An AttributeError that lists the names there are."""
-            names = [] if name.startswith("_") else [n for n in dir(self) if not n.startswith("_")]
-            close = difflib.get_close_matches(name, names, 1, 0.7)
-            hint = f"; it has {', '.join(names)}" if names else ""
-            hint += f" (did you mean {close[0]}?)" if close else ""
-            raise NoSuchAttribute(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
+            raise no_attribute(self, name)
 
 
 class Arrayed:

@@ -41,6 +41,17 @@ OF_GRAPHS = {
     **dict.fromkeys(("measure", "memory"), "gg.measure(graph)"), "n_nodes": "len(graph.nodes)",
     "backward": "gg.grad(loss, [w])"}
 
+OF_PLANS = {
+    **dict.fromkeys(("run", "execute", "eval", "forward", "replay"), "plan.compute()"),
+    **dict.fromkeys(("profile", "time"), "with gg.profile() as p: plan.compute()"),
+    **dict.fromkeys(("outputs", "results", "values"), "plan.numpy(y)"),
+    **dict.fromkeys(("memory", "measure", "peak"), "gg.measure(plan.graph)")}
+
+
+def of_a_plan(name):
+    """"; write ..." for a name that plans lack, or ""."""
+    return f"; write {OF_PLANS[name]}" if name in OF_PLANS else ""
+
 
 def of_a_graph(name):
     """"; write ..." for a name that graphs lack, or ""."""

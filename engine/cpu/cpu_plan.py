@@ -19,10 +19,10 @@ from ggjit.cpu.thread_choice import choice_of
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import BARRIER_AFTER
 from ggjit.graphs.graph_plan import Plan
-from ggjit.graphs.plan_node import plan_nodes
+from ggjit.graphs.plan_node import nodes_to_compute, plan_nodes
 from ggjit.ops.core.errors import Cancelled, NotSupported, ParamError
 from ggjit.ops.core.locks import ForkLock
-from ggjit.ops.core.record import ABORTED, N_FLAGS, N_INFO, N_TASKS, VIEW_OPS, WORD
+from ggjit.ops.core.record import ABORTED, N_FLAGS, N_INFO, N_TASKS, WORD
 from ggjit.ops.core.shape import describe
 from ggjit.ops.elementwise.custom_jit import RAISED
 from ggjit.ops.matmul.repack import layouts as repack
@@ -56,8 +56,8 @@ def work_memory():
 
 def reserve_work(backend, graph):
     """Make the scratch buffer large enough for a graph, so that plans of smaller ones share it."""
-    nodes = [t for t in graph.nodes if t.op not in VIEW_OPS and 0 not in t.ne]
-    parts = plan_nodes(nodes, lambda t: kernel_of(t, backend.n_threads), repacked_ids(nodes))
+    nodes, ids = nodes_to_compute(graph.nodes)
+    parts = plan_nodes(nodes, ids, lambda t: kernel_of(t, backend.n_threads), repacked_ids(nodes))
     shared_work(backend, max((p.kernel.work_nbytes for p in parts if p.kernel is not None), default=0))
 
 
@@ -66,13 +66,13 @@ def likely_parts(graph, n_threads, repacked=frozenset()):
 
     Runs are fused as if every node had memory of its own.  repacked: ids of leaves that will lie in CPU_REPACK.
     """
-    nodes = [t for t in graph.nodes if t.op not in VIEW_OPS and 0 not in t.ne]
+    nodes, ids = nodes_to_compute(graph.nodes)
     marked = frozenset(repacked) or repacked_ids(nodes)
 
     def choose(t):
         will_be = repacked and any(s is not None and s.id in repacked for s in t.src)
         return repack.kernel(t, n_threads) if will_be else kernel_of(t, n_threads)
-    parts = plan_nodes(nodes, choose, marked)
+    parts = plan_nodes(nodes, ids, choose, marked)
     if any(p.kernel is None for p in parts):
         return []
     return fuse_nodes(parts, graph, lambda t: (t, 0), n_threads)
@@ -96,8 +96,8 @@ class CPUPlan(Plan):
         if kernel is None:
             if (repacked := next((s for s in t.src if is_repacked(s)), None)) is not None:
                 raise NotSupported(f"{describe(repacked)} lies in CPU_REPACK, which only products with F32 columns "
-                                   f"(one batch, no gaps) read, not {t!r}; load the model with repack=False, or copy "
-                                   f"the values: gg.from_numpy(ctx, t.numpy())")
+                                   f"(one batch, no gaps) and get_rows read, not {t!r}; load the model with "
+                                   f"repack=False, or copy the values: gg.from_numpy(ctx, t.numpy())")
             raise NotSupported(f"the CPU has no kernel for {t!r} with sources {', '.join(describe(s) for s in t.src)}; "
                                f"`ggjit info` lists ops and types")
         return kernel
@@ -106,7 +106,7 @@ class CPUPlan(Plan):
         return fuse_nodes(self._singles, self.graph, where, self.n_threads) if self.fuse else self._singles
 
     def _codes(self):
-        announce(needs({id(p.kernel): p for p in self.parts}.values()))
+        announce(needs(self._kinds.values()))
         return super()._codes()
 
     def _code(self, part):
@@ -117,9 +117,9 @@ class CPUPlan(Plan):
 
     def _lay_out(self, places):
         super()._lay_out(places)
-        tasks, at = np.array(self._tasks(), np.int64), np.array(self._starts[:-1], np.int64)
-        self.n_used = int(tasks.max(initial=1))
-        self.cost = sum(k.cost for k in self.kernels)
+        costs, at = self._each(lambda p: float(p.kernel.cost)), np.array(self._starts[:-1], np.int64)
+        tasks = self._tasks(costs)
+        self.n_used, self.cost = int(tasks.max(initial=1)), float(costs.sum())
         own = any(hasattr(k, "code") for k in self._distinct())     # functions of users get the threads they asked for
         self.thread_choice = None if own else choice_of(self.n_used, self.cost)
         self._meet = None
@@ -132,7 +132,7 @@ class CPUPlan(Plan):
         if self._placed_work:
             self.rows[at + N_FLAGS] = [0 if a == b == 1 else BARRIER_AFTER for a, b in itertools.pairwise([*tasks, 1])]
             return
-        self._laid, self._shared = places.of(self._views), (tasks, self.work_nbytes)
+        self._laid, self._shared = self._lines(places), (tasks, self.work_nbytes)
         self._meet, begins = phases(self.parts, places, *self._shared)
         self.rows[at + N_FLAGS] = np.where(self._meet, BARRIER_AFTER, 0)
         sizes = [k.work_nbytes for k in self.kernels]
@@ -142,24 +142,28 @@ class CPUPlan(Plan):
     def _still_fits(self, places):
         if not super()._still_fits(places):
             return False
-        if self._meet is None or places.of(self._views) == self._laid:
+        if self._meet is None or self._lines(places) == self._laid:
             return True
-        self._laid = places.of(self._views)
+        self._laid = self._lines(places)
         return phases(self.parts, places, *self._shared)[0] == self._meet
+
+    def _lines(self, places):
+        """The addresses of its views, as bytes."""
+        first = [0 if b is None else b.base for b in places.buffers]
+        return places.addresses(self._view_numbers, first).tobytes()
 
     def _distinct(self):
         """Its kernels, each once."""
-        return {id(kernel): kernel for kernel in self.kernels}.values()
+        return [p.kernel for p in self._kinds.values()]
 
-    def _tasks(self):
-        """Threads that run each node: all, or one, where the others would find nothing to do or too little."""
+    def _tasks(self, costs):
+        """Threads that run each node: all, or one, where the others would find nothing to do or too little.  costs: of
+        the nodes."""
         n = self.n_threads
-        if n == 1:
-            return [1] * len(self.kernels)
-        least = least_nanoseconds(n)
-        large = [k.cost >= least and not k.alone for k in self.kernels]
-        saved = sum(k.cost for k in itertools.compress(self.kernels, large)) * (1 - 1 / n)
-        return [n if x and saved >= LEAST_SAVED * least else 1 for x in large]
+        least = least_nanoseconds(n) if n > 1 else np.inf
+        large = (costs >= least) & ~self._each(lambda p: p.kernel.alone)
+        shares = float(costs[large].sum()) * (1 - 1 / n) >= LEAST_SAVED * least
+        return np.where(large & shares, n, 1)
 
     def _check_place(self, t, buf):
         if (t.base.id in self._marked) != isinstance(buf, RepackBuffer):

@@ -11,46 +11,102 @@ and the memory the allocator chose must permit it.  One kernel reads its sources
 result may overlap a source, except one that is read as a whole before anything is written, and one that is read row by
 row and lies exactly where the result lies.  A run whose memory forbids it stays as it is.
 """
+import functools
+import itertools
+
 import numpy as np
 
 from ggjit.core.table import TABLE
 from ggjit.graphs.plan_node import N_PARAM_WORDS, PlanNode
 from ggjit.ops.core.fusion_pattern import all_fusions
-from ggjit.ops.core.record import FLAG_COMPUTE, MAX_SRC, T_BUFFER, T_FLAGS, T_SRC, T_VIEW_SRC
+from ggjit.ops.core.record import FLAG_COMPUTE, MAX_SRC, T_BUFFER, T_FLAGS, T_OP, T_SRC, T_VIEW_SRC, T_WORDS
+from ggjit.ops.native.jit import i64s, native
+
+# words of what `_describe` says of a node; word 0 is its kind
+_APART, _READS, _USES = 1, 2, 3
+_WORDS = _USES + 1 + MAX_SRC
+_FAR = 16 * _WORDS              # words; no run is longer
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def _describe(table, n_rows, graph_, n_graph, outputs_, n_outputs, ids_, n, out_):
+    """For each node `ids_`: must its value be stored even if only a fused kernel reads it?  How often is it read?  And
+    for its result and each source: how many words before does that tensor stand last?  0: nowhere near, -1: there is
+    no source."""
+    t, graph, outputs = i64s(table, 1 << 40), i64s(graph_, n_graph), i64s(outputs_, n_outputs)
+    ids, out = i64s(ids_, n), i64s(out_, n * _WORDS)
+    n_reads, last = np.zeros(n_rows, np.int64), np.full(n_rows, -_FAR, np.int64)
+    is_output = np.zeros(n_rows, np.uint8)
+    for i in range(n_graph):
+        for j in range(MAX_SRC):
+            s = t[graph[i] * T_WORDS + T_SRC + j]
+            if s >= 0:
+                n_reads[s] += 1
+    for i in range(n_outputs):
+        is_output[outputs[i]] = 1
+    for i in range(n):
+        row, at = ids[i] * T_WORDS, i * _WORDS
+        out[at + _APART] = is_output[ids[i]] or t[row + T_VIEW_SRC] >= 0 or t[row + T_BUFFER] >= 0 \
+            or t[row + T_FLAGS] & ~FLAG_COMPUTE != 0
+        out[at + _READS] = n_reads[ids[i]]
+        for j in range(1 + MAX_SRC):
+            x, here = ids[i] if j == 0 else t[row + T_SRC + j - 1], at + _USES + j
+            out[here] = -1
+            if x >= 0:
+                out[here] = here - last[x] if here - last[x] < _FAR else 0
+                last[x] = here
+    return 0
 
 
 def fuse_nodes(singles, graph, where, n_threads):
-    """`singles` (PlanNodes of one node each, in order) with runs replaced by fused ones."""
-    fusing, out, i = _Fusing(singles, graph, where, n_threads), [], 0
-    while i < len(singles):
-        found = fusing.at(i) or [singles[i]]
-        out += found
-        i += sum(len(p.nodes) for p in found)
-    return out
+    """`singles` (PlanNodes of one node each, in order) with runs replaced by fused ones.  where(t) -> (buffer, offset).
+    """
+    ids = np.array([p.t.id for p in singles], np.int64)
+    ops = TABLE.words[ids, T_OP].astype(np.uint8)
+    starts = np.flatnonzero(_begins_a_run()[ops[:-1], ops[1:]]).tolist()
+    if not starts:
+        return singles
+    fusing, out, end = _Fusing(singles, ids, ops.tobytes(), graph, where, n_threads), [], 0
+    for i in starts:
+        found = fusing.at(i) if i >= end else None
+        if found:
+            out += [*singles[end:i], *found]
+            end = i + sum([len(p.nodes) for p in found])
+    return [*out, *singles[end:]] if out else singles
+
+
+@functools.cache
+def _begins_a_run():
+    """[op, op of the next node]: does a fusion begin so?"""
+    found = np.zeros((256, 256), bool)
+    for fusion in itertools.chain(*all_fusions().values()):
+        found[fusion.ops[:2]] = True
+    return found
 
 
 class _Fusing:
-    """What is looked up for every run.
+    """What is looked up for every run; nodes are numbers of `singles`.
 
-    apart   ids of tensors whose values must be stored even if only a fused kernel reads them
-    times   {id: how many nodes read it} of tensors that several read
+    ops     of the nodes, as bytes
+    apart   must the node's value be stored even if only a fused kernel reads it?
+    reads   how often it is read
     known   what was found for runs before.  Layers repeat: runs of nodes of the same kinds that read each other alike
-            and store the same results get one kernel, with other tensors.
+            and store the same results are a kind, too, and get one kernel, with other tensors.
     """
 
-    def __init__(self, singles, graph, where, n_threads):
-        self.singles, self.where, self.n_threads = singles, where, n_threads
-        self.ops, self.fusions, self.known = tuple([p.t.op for p in singles]), all_fusions(), {}
-        rows = TABLE.words[graph.node_ids]
-        read, times = np.unique(rows[:, T_SRC:T_SRC + MAX_SRC], return_counts=True)
-        self.times = dict(zip(read[times > 1].tolist(), times[times > 1].tolist(), strict=True))
-        apart = (rows[:, T_VIEW_SRC] >= 0) | (rows[:, T_BUFFER] >= 0) | (rows[:, T_FLAGS] & ~FLAG_COMPUTE != 0)
-        self.apart = {*graph.node_ids[apart].tolist(), *graph.output_ids.tolist()}
+    def __init__(self, singles, ids, ops, graph, where, n_threads):
+        self.singles, self.ops, self.where, self.n_threads = singles, ops, where, n_threads
+        self.fusions, self.known, self.facts = all_fusions(), {}, np.empty((len(ids), _WORDS), np.int64)
+        kinds = [p.kind for p in singles]
+        _describe(TABLE.words, TABLE.n_rows, graph.node_ids, len(graph.node_ids), graph.output_ids,
+                  len(graph.output_ids), ids, len(ids), self.facts)
+        self.facts[:, 0], self.n_kinds = kinds, 1 + max(kinds)
+        self.apart, self.reads = (self.facts[:, word].tolist() for word in (_APART, _READS))
 
     def at(self, i):
         """The PlanNodes of the longest run that begins at node i; None if there is none."""
         tried = set()
-        for fusion in self.fusions.get(self.ops[i], ()):
+        for fusion in self.fusions.get(self.singles[i].t.op, ()):
             before = fusion.ops[:fusion.again]
             if fusion.again and before not in tried:
                 tried.add(before)
@@ -63,19 +119,19 @@ class _Fusing:
         return None
 
     def _run(self, ops, i):
-        """The single PlanNodes of these ops from node i on; () if there are others."""
+        """The nodes of these ops from node i on; () if there are others."""
         end = i + len(ops)
-        return self.singles[i:end] if self.ops[i:end] == ops else ()
+        return range(i, end) if self.ops[i:end] == bytes(ops) else ()
 
     def _computed_again(self, before, i):
         """PlanNodes of all readers of a result, each of which computes the nodes of the ops `before` that make it."""
         n, first = len(before), self._run(before, i)
-        if not first or first[-1].t.id in self.apart:
+        if not first or self.apart[first[-1]]:
             return None
-        made, at, out = first[-1].t, i + n, []
-        left = self.times.get(made.id, 1)
+        made, at, out = self.singles[first[-1]].t, i + n, []
+        left = max(self.reads[first[-1]], 1)
         while left > 0:
-            fits = (self._matched(f, [*first, *rest], made.id) for f in self.fusions[before[0]]
+            fits = (self._matched(f, (*first, *rest), first[-1]) for f in self.fusions[before[0]]
                     if f.ops[:f.again] == before and (rest := self._run(f.ops[n:], at)))
             found = next(filter(None, fits), None)
             if found is None:
@@ -87,35 +143,41 @@ class _Fusing:
         return out if left == 0 else None
 
     def _matched(self, fusion, run, free=-1):
-        """The fused PlanNode of `run`, or None.  free: id of a tensor that need not be stored although several nodes
-        read it."""
+        """The fused PlanNode of `run`, or None.  free: a node that need not be stored, though several nodes read it."""
         if not run:
             return None
-        nodes = tuple([p.t for p in run])
-        needed = [t.id in self.apart or t.id in self.times and t.id != free for t in nodes[:-1]]
-        tensors = (*nodes, *[s for t in nodes for s in t.src])
-        first = {}
-        key = (id(fusion), *[p.kind for p in run], *needed,
-               *[first.setdefault(id(x), i) for i, x in enumerate(tensors)])
+        nodes = tuple([self.singles[k].t for k in run])
+        key = id(fusion), free >= 0, self._alike(run, nodes)
         if key not in self.known:
-            self.known[key] = _found(fusion, nodes, [p.kernel for p in run], needed, tensors, self.n_threads)
+            needed = [self.apart[k] or self.reads[k] > 1 and k != free for k in run[:-1]]
+            kernels = [self.singles[k].kernel for k in run]
+            self.known[key] = _found(fusion, nodes, kernels, needed, self.n_threads, self.n_kinds + len(self.known))
         if self.known[key] is None:
             return None
-        kernel, params, left_out, *places = self.known[key]
-        reads, by_row, ahead = (tuple([tensors[i] for i in some]) for some in places)
+        kernel, params, kind, left_out, *places = self.known[key]
+        reads, by_row, ahead = (tuple([nodes[k] if j < 0 else nodes[k].src[j] for k, j in some]) for some in places)
         fused = PlanNode(nodes[-1], kernel, fusion.module, reads, nodes, params,
-                         frozenset(nodes[i].id for i in left_out), by_row, ahead)
+                         frozenset([nodes[k].id for k in left_out]), by_row, ahead, kind)
         return fused if fused.permitted(self.where) else None
 
+    def _alike(self, run, nodes):
+        """Equal for runs of equal kinds that read each other alike and whose results are read alike."""
+        if run[-1] - run[0] == len(run) - 1:
+            return self.facts[run[0]:run[-1] + 1].tobytes()
+        first, tensors = {}, (*nodes, *[s for t in nodes for s in t.src])
+        return (*[first.setdefault(id(x), k) for k, x in enumerate(tensors)], self.facts[list(run), :_USES].tobytes())
 
-def _found(fusion, nodes, kernels, needed, tensors, n_threads):
-    """(kernel, parameters, numbers of the nodes left out, places of reads, by_row, ahead among `tensors`), or None."""
+
+def _found(fusion, nodes, kernels, needed, n_threads, kind):
+    """(kernel, parameters, kind, numbers of the nodes left out; where reads, by_row and ahead stand among the nodes'
+    results (number of the node, -1) and sources (number of the node, of its source)), or None."""
     stored = tuple(t for t, is_needed in zip(nodes, needed, strict=False) if is_needed)
     made = fusion.fused(nodes, stored, kernels, n_threads) if fusion.matches(nodes) else None
     if made is None:
         return None
     params = np.zeros(N_PARAM_WORDS, np.int64)
     params.view(np.int32)[:len(made.params)] = made.params
-    place = {id(x): i for i, x in enumerate(tensors)}
+    place = {id(s): (k, j) for k, t in enumerate(nodes) for j, s in enumerate(t.src)}
+    place |= {id(t): (k, -1) for k, t in enumerate(nodes)}
     places = [[place[id(x)] for x in some] for some in ((*made.reads, *stored), made.by_row, made.ahead)]
-    return made.kernel, params, [i for i, is_needed in enumerate(needed) if not is_needed], *places
+    return made.kernel, params, kind, [k for k, is_needed in enumerate(needed) if not is_needed], *places

@@ -1,7 +1,7 @@
 """The buffer type CPU_REPACK: weights in the layout their products read fastest (ops/matmul/repack).
 
-What goes in and comes out are a tensor's own bytes; inside they lie rearranged, so only matrix products of the CPU can
-use them.  Matrices the layout cannot take do not belong here.
+What goes in and comes out are a tensor's own bytes; inside they lie rearranged, so only matrix products and get_rows of
+the CPU can use them.  Matrices the layout cannot take do not belong here.
 
     buf.set_tensor(t, raw)    raw -> layout             plan: mul_mat(t, x) gets the kernel of the layout
     buf.get_tensor(t)         layout -> raw             any other op that reads t is refused

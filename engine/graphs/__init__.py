@@ -7,7 +7,8 @@
     placed                              tensors and graphs as a scheduler's backends see them
     tensor_allocators                   tensors placed one at a time; a graph as ggml placed it in 2023
     graph_plan, plan_node, results      base of all plans; one kernel of a plan; what a run left in memory
-    plan_places                         where the tensors of a plan lie
+    node_kinds                          nodes that get the same kernel
+    plan_tensors, plan_places           the tensors of a plan as numbers; where they lie
     plan_cache                          plans kept for the next run
     backward                            gradients: nodes for what a loss changes by
 """

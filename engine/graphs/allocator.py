@@ -233,7 +233,9 @@ class GraphAllocator:
         view_ids = graph.node_ids[views]
         base_ids = TABLE.words[view_ids, T_VIEW_SRC]
         bare = (base_ids >= 0) & (TABLE.words[base_ids, T_BUFFER] < 0)
-        if not {*placed_ids.tolist(), *leaf_ids.tolist()}.issuperset(base_ids[bare].tolist()):
+        known = np.zeros(TABLE.n_rows, bool)
+        known[placed_ids] = known[leaf_ids] = True
+        if not known[base_ids[bare]].all():
             bare &= np.isin(view_ids, placed_ids) & ~np.isin(base_ids, placed_ids) & ~np.isin(base_ids, leaf_ids)
             for i in views[bare].tolist():
                 t = graph.nodes[i]

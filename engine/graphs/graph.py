@@ -17,7 +17,7 @@ from ggjit.graphs.placed import PlacedRun
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.graphs.together import together
 from ggjit.graphs.visit import visit
-from ggjit.ops.core.errors import NoSuchAttribute, ParamError, TypeMismatch
+from ggjit.ops.core.errors import NoSuchAttribute, NoSuchName, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import FLAG_COMPUTE, T_BUFFER, T_CTX, T_FLAGS
 from ggjit.ops.core.shape import describe
@@ -72,6 +72,22 @@ class Graph(HtmlRepr):
         def __getattr__(self, name):
             """An AttributeError with a hint; called for names that a graph lacks."""
             raise NoSuchAttribute(f"a Graph has no attribute {name!r}{of_a_graph(name)}", name=name, obj=self)
+
+    def __iter__(self):
+        return iter(self.nodes)
+
+    def __getitem__(self, index):
+        """A node by its place in the order, a slice of nodes, or the first node or leaf of a name.
+
+        Errors: NoSuchName; IndexError.
+        """
+        if not isinstance(index, str):
+            return self.nodes[index]
+        for t in (*self.nodes, *self.leafs):
+            if t.name == index:
+                return t
+        raise NoSuchName(f"the graph has no node or leaf of the name {index!r}; it has "
+                         f"{', '.join(t.name for t in (*self.nodes, *self.leafs) if t.name) or 'none with a name'}")
 
     @classmethod
     def _in_order(cls, outputs, nodes, leafs):

@@ -20,6 +20,7 @@ import sys
 import time
 import weakref
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,29 +28,28 @@ from ggjit.core.arguments import expect, expect_slot
 from ggjit.core.buffer import Buffer
 from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
+from ggjit.core.other_names import of_a_plan
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
 from ggjit.core.table import TABLE
-from ggjit.core.versions import T_VERSION, VERSIONS, written
+from ggjit.core.versions import T_VERSION, VERSIONS
 from ggjit.graphs.placed import check_writable, place_of
 from ggjit.graphs.plan_cache import without_plans
-from ggjit.graphs.plan_node import N_PARAM_WORDS, plan_nodes
+from ggjit.graphs.plan_node import nodes_to_compute, plan_nodes
 from ggjit.graphs.plan_places import PlanPlaces
+from ggjit.graphs.plan_tensors import PlanTensors, write_rows
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last, used_by_another
 from ggjit.ops.core import record as r
-from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported
+from ggjit.ops.core.errors import GgjitError, IndexRangeError, NoSuchAttribute, NotAllocated, NotSupported
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.shape import describe
-from ggjit.ops.core.spec import all_specs, ops_with
+from ggjit.ops.core.spec import all_specs
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
 
-# words of a NODE row: of its views (result, sources), of its parameters; of a view: sizes and strides
+# words of a NODE row where its views begin: the result, sources
 VIEWS = np.array([r.N_DST, *(r.N_SRC + r.V_WORDS * k for k in range(r.MAX_SRC))], np.int64)
-_PARAMS = np.arange(r.N_PARAMS, r.N_PARAMS + N_PARAM_WORDS)
-_VIEW_SHAPE = np.array([first + k for first in (r.V_NE, r.V_NB) for k in range(4)], np.int64)
-_SHAPE = np.array([first + k for first in (r.T_NE, r.T_NB) for k in range(4)], np.int64)        # in the table
 MANY = 128                      # tensors whose places are looked up in arrays; fewer are looked up sooner one by one
-_NODE_WORDS = [r.node_words(n) for n in range(r.MAX_SRC + 1)]
+_NODE_WORDS = np.array([r.node_words(n) for n in range(r.MAX_SRC + 1)], np.int64)
 
 
 def _user(nodes, x):
@@ -62,6 +62,11 @@ class Plan(Results, HtmlRepr):
 
     fuse: may runs of nodes become one kernel (engine/cpu/fusion.py)?  None: as the backend says.
     """
+
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """An AttributeError with a hint."""
+            raise NoSuchAttribute(f"a plan has no attribute {name!r}{of_a_plan(name)}", name=name, obj=self)
 
     _marked = frozenset()               # ids of tensors whose readers get kernels of their own
 
@@ -79,9 +84,10 @@ class Plan(Results, HtmlRepr):
         self.started = False                # True once a run has begun
         self.failed = False                 # the last run did not finish: there are no results
         self._me = weakref.ref(self)
-        computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
+        computed, ids = nodes_to_compute(graph.nodes)
         with oom_guard(f"a plan of {len(computed)} nodes"):
-            self._singles = plan_nodes(computed, self._choose, self._marked)
+            self._singles = plan_nodes(computed, ids, self._choose, self._marked)
+            self._tensors = PlanTensors(computed, ids, graph.placed or TABLE.has_strays())
             places = self._check_places()
             self._lay_out(places)
             self._resolve(places)
@@ -139,25 +145,25 @@ class Plan(Results, HtmlRepr):
         """The PlanPlaces of the tensors that nodes read and write.  A plan that would write into mapped weights, or
         has tensors without memory, is refused as a whole."""
         device = self.graph.device if self.graph.placed else self.backend.device
-        nodes = [p.t for p in self._singles]
-        places = PlanPlaces(self.where, [x for t in nodes for x in (t, *t.src) if x is not None])
-        few = len(places.tensors) < MANY
-        if few or self.graph.placed or not places.find_all(self.placement, device):
-            self._find_each(places, nodes, device)
-        buffers = places.buffers().values()
-        if self._marked or any(map(self._is_particular, buffers)):
-            for x, (buf, _) in zip(places.tensors, places.found.values(), strict=True):
-                self._check_place(x, buf)
-        if any(buf.read_only for buf in buffers):
-            check_writable(nodes, places)
+        tensors = self._tensors
+        places = PlanPlaces(tensors, self.where)
+        if len(tensors.ids) < MANY or not places.find_all(self.placement, device):
+            places.put(self._find_each(device))
+        if self._marked or any(map(self._is_particular, places.used(slice(None)))):
+            for x in tensors.handles:
+                self._check_place(x, places(x)[0])
+        if any(buf.read_only for buf in places.used(np.concatenate([tensors.uses[:, 0], tensors.updated]))):
+            check_writable(tensors.nodes, places)
         return places
 
-    def _find_each(self, places, nodes, device):
-        """Look one tensor up after the other.  Errors: NotAllocated, NotSupported, StaleHandle, IndexRangeError."""
-        sizes = {}
-        for x in places.tensors:
+    def _find_each(self, device):
+        """The places of the tensors, looked up one after the other.  Errors: NotAllocated, NotSupported, StaleHandle,
+        IndexRangeError."""
+        sizes, nodes, found = {}, self._tensors.nodes, []
+        for x in self._tensors.handles:
             x._check()
-            where = places.found[id(x)] = self.where(x)
+            where = self.where(x)
+            found.append(where)
             if where is None:
                 raise NotAllocated(f"{describe(x)}, needed by {_user(nodes, x)!r}, has no memory; allocate leaves with "
                                    f"alloc_ctx_tensors and the graph with GraphAllocator(...).alloc_graph(graph)")
@@ -176,54 +182,79 @@ class Plan(Results, HtmlRepr):
                                        f"Scheduler")
             if offs < 0 or offs + x.layout.nbytes > size:
                 raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
+        return found
 
     def _lay_out(self, places):
         """Choose fusions for the memory as it is and write the NODE rows, all but the addresses."""
         self.parts = self._fused(places)
         self.nodes, self.kernels = [p.t for p in self.parts], [p.kernel for p in self.parts]
-        starts = np.cumsum([0, *[_NODE_WORDS[len(p.reads)] for p in self.parts]], dtype=np.int64)
-        placed, work = getattr(self.placement, "work", None), [k.work_nbytes for k in self.kernels]
+        kinds = [p.kind for p in self.parts]
+        self._kinds = dict(zip(kinds, self.parts, strict=True))                 # {kind: a part of it}
+        number = {kind: k for k, kind in enumerate(self._kinds)}
+        self._kind_of = np.array([number[kind] for kind in kinds], np.int64)    # of each part its place among them
+        views = self._numbered_views()
+        starts = np.zeros(len(kinds) + 1, np.int64)
+        np.cumsum(_NODE_WORDS[self._n_reads], out=starts[1:])
+        placed, work = getattr(self.placement, "work", None), self._each(lambda p: p.kernel.work_nbytes)
         self._placed_work = {i: p.t.id for i, p in enumerate(self.parts)
                              if 0 < work[i] <= placed.get(p.t.id, (None, 0, 0))[2]} if placed else {}
-        self.work_nbytes = max([n for i, n in enumerate(work) if i not in self._placed_work] if placed else work,
-                               default=0)
+        beside = np.delete(work, list(self._placed_work)) if self._placed_work else work
+        self.work_nbytes = int(beside.max(initial=0))
         store = np.zeros(starts[-1] + 8, np.int64)
         skip = -(store.__array_interface__["data"][0] // r.WORD) % 8       # rows start at cache lines
         self.rows = store[skip:skip + starts[-1]]
         self._first = self.rows.__array_interface__["data"][0]
         self._starts = starts.tolist()
-        self._write_rows(starts, work)
+        self._write_rows(starts, work, views)
         self._work_begins = 0
-        self._work_words = starts[:-1][self.rows[starts[:-1] + r.N_WORK_SIZE] > 0] + r.N_WORK
+        self._work_words = starts[:-1][work > 0] + r.N_WORK
+
+    def _each(self, fact):
+        """An array of fact(part) for every part, asked once for each kind."""
+        return np.array([fact(part) for part in self._kinds.values()] or [0])[self._kind_of]
+
+    def _numbered_views(self):
+        """For each part the numbers of its result and of what it reads, -1 for none; notes which results are stored."""
+        tensors, last, fused = self._tensors, np.arange(len(self._singles)), ()
+        self._is_stored = np.ones(len(last), bool)
+        if self.parts is not self._singles:
+            last = np.cumsum([len(p.nodes) for p in self.parts]) - 1
+            fused = [(i, p) for i, p in enumerate(self.parts) if p.params is not None]
+        self._n_reads, views = tensors.n_sources[last], tensors.uses[last]
+        missing = 1 + max((len(p.reads) for _, p in fused), default=0) - views.shape[1]
+        if missing > 0:
+            views = np.concatenate([views, np.full((len(views), missing), -1)], 1)
+        for i, p in fused:
+            self._n_reads[i], end = len(p.reads), int(last[i]) + 1
+            views[i, 1:] = -1
+            views[i, 1:1 + len(p.reads)] = [-1 if x is None else tensors.number(x) for x in p.reads]
+            self._is_stored[end - len(p.nodes):end] = [t.id not in p.left_out for t in p.nodes]
+        return views
 
     def _codes(self):
-        """{id of a kernel: its word in NODE rows}"""
-        return {key: self._code(p) for key, p in {id(p.kernel): p for p in self.parts}.items()}
+        """For each part its kernel's word in NODE rows."""
+        return self._each(self._code)
 
-    def _write_rows(self, starts, work):
-        """All rows at once, column by column.  starts: of each row, then the end of the last; work: bytes that each
-        kernel works in."""
-        rows, words, at, parts = self.rows, TABLE.words, starts[:-1], self.parts
-        codes = self._codes()
-        ids = np.array([p.t.id for p in parts], np.int64)
-        rows[at + r.N_KERNEL] = [codes[id(k)] for k in self.kernels]
-        rows[at + r.N_NEXT] = np.diff(starts) * r.WORD
+    def _write_rows(self, starts, work, views):
+        """All rows at once.  starts: of each row, then the end of the last; work: bytes that each kernel works in."""
+        rows, at, tensors = self.rows, starts[:-1], self._tensors
+        rows[at + r.N_KERNEL] = self._codes()
+        rows[at + r.N_NEXT] = (starts[1:] - at) * r.WORD
         rows[at + r.N_TASKS] = 1
         rows[at + r.N_WORK_SIZE] = work
-        rows[at + r.N_ID] = ids
-        rows[at[:, None] + _PARAMS] = words[ids, r.T_PARAMS:r.T_PARAMS + N_PARAM_WORDS]
-        for p, start in zip(parts, self._starts, strict=False):
+        given = views >= 0
+        self._view_numbers = numbers = views[given]
+        self._view_words = (at[:, None] + VIEWS[:views.shape[1]])[given]
+        write_rows(TABLE.words, rows, at, tensors.ids[views[:, 0]], len(at), self._view_words, tensors.ids[numbers],
+                   len(numbers))
+        for p, start in zip(self.parts, self._starts, strict=False) if self.parts is not self._singles else ():
             if p.params is not None:
                 rows[start + r.N_PARAMS:start + r.N_PARAMS + len(p.params)] = p.params
-        viewed = [x for p in parts for x in (p.t, *p.reads)]
-        n = np.array([1 + len(p.reads) for p in parts], np.int64)
-        places = np.arange(len(viewed)) - np.repeat(np.cumsum(n) - n, n)        # of each view in its row
-        given = [x is not None for x in viewed]
-        self._views = [x for x in viewed if x is not None]
-        self._view_words = v = (np.repeat(at, n) + VIEWS[places])[given]
-        ids = np.array([x.id for x in self._views], np.int64)
-        rows[v[:, None] + _VIEW_SHAPE] = words[ids[:, None], _SHAPE]
-        rows[v + r.V_TYPE] = words[ids, r.T_TYPE]
+
+    @property
+    def _views(self):
+        """The tensors of the views in the rows, in order."""
+        return [self._tensors.handles[k] for k in self._view_numbers.tolist()]
 
     def _still_fits(self, places):
         """Does the layout hold for the memory as it is now?  A tensor may have moved to where a fused kernel would
@@ -232,24 +263,25 @@ class Plan(Results, HtmlRepr):
 
     def _resolve(self, places):
         """Write the address of every view; called again when something moved."""
-        views = places.of(self._views)
         self._work_places = [(i, *self.placement.work[id_][:2]) for i, id_ in self._placed_work.items()]
-        buffers = {id(b): b for b, _ in views} | {id(b): b for _, b, _ in self._work_places}
+        working = [b for _, b, _ in self._work_places]
+        buffers = {id(b): b for b in (*places.used(self._view_numbers), *working)}
         # the memory itself, taken once: freeing a buffer while this plan runs must not take it away
         memory = {k: self._memory(b) for k, b in buffers.items()}
         if any(held is None for held, _ in memory.values()):
-            lost = next((t for t, (b, _) in zip(self._views, views, strict=True) if memory[id(b)][0] is None), None)
+            lost = next((t for t in self._views if memory[id(places(t)[0])][0] is None), None)
             raise NotAllocated("the work memory of the graph was freed; allocate it again and make a new plan"
                                if lost is None else f"{describe(lost)} lost its memory; allocate it again")
         if type(self)._check_address is not Plan._check_address:
-            for t, (buf, offs) in zip(self._views, views, strict=True):
-                self._check_address(t, buf, offs)
+            for t in self._views:
+                self._check_address(t, *places(t))
         first = {k: address for k, (_, address) in memory.items()}
-        self.rows[self._view_words] = [first[id(b)] + o for b, o in views]
+        begin = [first.get(id(b), 0) for b in places.buffers]
+        self.rows[self._view_words] = places.addresses(self._view_numbers, begin)
         self._buffers = list(buffers.values())
         self._held = {k: held for k, (held, _) in memory.items()}
-        stored_in = [b for b, _ in places.of(self._stored)] + [b for _, b, _ in self._work_places]
-        self._written = list({id(b): b for b in stored_in}.values())
+        stored_in = places.used(self._tensors.uses[self._is_stored, 0])
+        self._written = list({id(b): b for b in (*stored_in, *working)}.values())
         self._work = self._work_buffer()
         self.rows[self._work_words] = self._work.base + self._work_begins
         for i, buf, offs in self._work_places:
@@ -261,12 +293,12 @@ class Plan(Results, HtmlRepr):
 
     def _note_written(self):
         """The leaves this plan computes into: their versions rise with a run (engine/core/versions.py)."""
-        nodes = [p.t for p in self._singles if p.t._fixed_place is None]
-        bases = [t.id if t.view_src is None else t.view_src.id for t in nodes]
-        updating = ops_with("updates")
-        bases += [x.id for t in nodes if t.op in updating for x in written(t)[1:]]
-        ids = np.unique(np.array(bases, np.int64))
-        ids = ids[TABLE.words[ids, r.T_BUFFER] >= 0]
+        tensors = self._tensors
+        ids = tensors.ids[np.concatenate([tensors.uses[:, 0], tensors.updated])] if not self.graph.placed else \
+            np.zeros(0, np.int64)
+        viewed = TABLE.words[ids, r.T_VIEW_SRC]
+        ids = np.where(viewed >= 0, viewed, ids)
+        ids = np.unique(ids[TABLE.words[ids, r.T_BUFFER] >= 0])
         self._written_ids = ids if len(ids) > 1 else None
         self._written_cell = int(ids[0]) * r.T_WORDS + T_VERSION if len(ids) == 1 else None
 

@@ -1,17 +1,18 @@
 """A node of a plan: one kernel, which computes one node of the graph or, fused, several."""
 import collections
+import functools
 import itertools
 
 import numpy as np
 
 from ggjit.core.table import TABLE
-from ggjit.ops.core.record import T_NB, T_NE, T_OP, T_PARAMS, T_SRC, T_TYPE, T_VIEW_OFFS, T_VIEW_SRC
+from ggjit.graphs.node_kinds import kinds_of
+from ggjit.ops.core.record import T_NE, T_OP, VIEW_OPS
 from ggjit.ops.core.spec import all_specs, ops_with
 
 N_PARAM_WORDS = 8
 _NOTHING = frozenset()
-_SHAPE = (T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4))
-_NODE = (T_OP, *_SHAPE, *range(T_PARAMS, T_PARAMS + N_PARAM_WORDS))
+_COMPUTES = np.array([op not in VIEW_OPS for op in range(256)])         # by op
 
 
 _Fields = collections.namedtuple(
@@ -30,7 +31,7 @@ class PlanNode(_Fields):
     params   the NODE's parameter words; None: those of t
     left_out ids of those that are never stored
     by_row, ahead   sources that are read as fusion_pattern.py says
-    kind     equal for single nodes that differ in their tensors alone
+    kind     a number, equal for those that differ in their tensors alone
     """
     __slots__ = ()
     __eq__, __hash__ = object.__eq__, object.__hash__
@@ -42,50 +43,49 @@ class PlanNode(_Fields):
 
     def permitted(self, where):
         """Does the memory allow it?  where(t) -> (buffer, offset)."""
-        spans = [(t, *where(t)) for t in self.stored]
-        if any(_overlap(p, q) for p, q in itertools.combinations(spans, 2)):
-            return False
-        free = {t.id for t in (*self.nodes, *self.ahead)}
-        sources = [(t, *where(t)) for t in self.reads if t.id not in free]
-        by_row = {t.id for t in self.by_row}
-        return not any(_overlap(w, s) and not (s[0].id in by_row and _same_place(w, s)) for w in spans for s in sources)
+        written = [(t, *where(t), t.nbytes) for t in self.stored]
+        for (_, buf, lo, n), (_, other, start, m) in itertools.combinations(written, 2):
+            if buf is other and lo < start + m and start < lo + n:
+                return False
+        for s in self.reads:
+            other, start = where(s)
+            for t, buf, lo, n in written:
+                overlap = buf is other and lo < start + s.nbytes and start < lo + n
+                if overlap and not self._may_overlap(t, s, lo == start):
+                    return False
+        return True
+
+    def _may_overlap(self, t, s, begins_there):
+        """May the result t lie on the source s?  begins_there: they begin at the same byte."""
+        by_row = begins_there and t.nb == s.nb and t.ne == s.ne and any(s.id == x.id for x in self.by_row)
+        return by_row or any(s.id == x.id for x in (*self.nodes, *self.ahead))
 
 
-def _overlap(p, q):
-    (t, buf, lo), (u, other, start) = p, q
-    return buf is other and lo < start + u.nbytes and start < lo + t.nbytes
+def nodes_to_compute(nodes):
+    """(those that have elements and are no views, their rows of the table)"""
+    ids = np.array([t.id for t in nodes], np.int64)
+    rows = TABLE.words[ids]
+    chosen = _COMPUTES[rows[:, T_OP]] & (rows[:, T_NE:T_NE + 4] > 0).all(1)
+    return list(itertools.compress(nodes, chosen.tolist())), ids[chosen]
 
 
-def _same_place(p, q):
-    (t, buf, lo), (u, other, start) = p, q
-    return buf is other and lo == start and t.nb == u.nb and t.ne == u.ne
+@functools.cache
+def _calls_python():
+    """[op]: does it call a function of the user's?"""
+    return np.isin(np.arange(256), list(ops_with("calls_python")))
 
 
-def plan_nodes(nodes, choose, marked=frozenset()):
-    """The PlanNode of each node.  choose(t) -> its kernel: asked once for all nodes of a signature, layers repeat."""
-    specs, of_users, kernels, out, make = all_specs(), ops_with("calls_python"), {}, [], tuple.__new__
-    for t, signature in zip(nodes, signatures(nodes, marked), strict=True):
-        found = kernels.get(signature)
-        # a node that calls a user's function gets a kernel of its own
-        if found is None or t.op in of_users:
-            found = kernels[signature] = choose(t), specs[t.op].module, len(kernels)
-        kernel, module, kind = found
-        out.append(make(PlanNode, (t, kernel, module, t.src, (t,), None, _NOTHING, (), (), kind)))
-    return out
-
-
-def signatures(nodes, marked=frozenset()):
-    """For each node a bytes object of all that its kernel is chosen by: equal ones get the same kernel.
-
-    Op, type, sizes, strides and parameters of the node; type, sizes and strides of each source, where it begins in what
-    it views, and whether that is one of `marked` (ids).
-    """
-    rows = TABLE.words[np.array([t.id for t in nodes], np.int64)]
-    sources = rows[:, T_SRC:T_SRC + max((len(t.src) for t in nodes), default=0)]
-    facts = TABLE.words[sources[..., None], (*_SHAPE, T_VIEW_SRC, T_VIEW_OFFS)]
-    view_src, view_offs = facts[..., -2], facts[..., -1]
-    view_offs[view_src < 0] = -1
-    view_src[...] = np.isin(np.where(view_src < 0, sources, view_src), list(marked)) if marked else 0
-    facts[sources < 0] = -1
-    table = np.concatenate([rows[:, _NODE], facts.reshape(len(nodes), facts.shape[1] * facts.shape[2])], 1)
-    return table.view((np.void, 8 * table.shape[1])).reshape(-1).tolist()
+def plan_nodes(nodes, ids, choose, marked=frozenset()):
+    """The PlanNode of each node.  ids: their rows.  choose(t) -> its kernel: asked once for all nodes of a kind, layers
+    repeat."""
+    kinds = kinds_of(ids, marked)
+    own = np.flatnonzero(_calls_python()[TABLE.words[ids, T_OP]])      # a user's function gets a kernel for each node
+    kinds[own] = len(kinds) + np.arange(len(own))
+    kinds, specs = kinds.tolist(), all_specs()
+    first = dict(zip(reversed(kinds), reversed(nodes), strict=True))
+    chosen = {kind: choose(first[kind]) for kind in sorted(first)}
+    kernels = map(chosen.__getitem__, kinds)
+    modules = map({kind: specs[t.op].module for kind, t in first.items()}.__getitem__, kinds)
+    make, same = functools.partial(tuple.__new__, PlanNode), itertools.repeat
+    return list(map(make, zip(nodes, kernels, modules, [t.src for t in nodes], zip(nodes, strict=True), same(None),
+                              same(_NOTHING), same(()), same(()), kinds, strict=False)))

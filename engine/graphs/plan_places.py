@@ -1,45 +1,58 @@
 """Where the tensors of a plan lie, looked up once: for all of them in arrays, else one after the other."""
+import functools
+
 import numpy as np
 
 from ggjit.core.buffer import Buffer, live_buffers
 from ggjit.core.row_sizes import nbytes_of
 from ggjit.core.table import TABLE
-from ggjit.ops.core.record import T_BUFFER, T_GEN, T_OFFS, T_VIEW_OFFS, T_VIEW_SRC
+from ggjit.ops.core.record import T_BUFFER, T_OFFS, T_VIEW_OFFS, T_VIEW_SRC
 
-_FACTS = [T_GEN, T_VIEW_SRC, T_VIEW_OFFS]
+_FACTS = [T_VIEW_SRC, T_VIEW_OFFS]
 
 
 class PlanPlaces:
-    """version: of the table, before the first was looked up.  tensors: handles, each once; found: {id of a handle:
-    (buffer, byte offset)} in their order."""
+    """Tensor k of a PlanTensors lies at byte offs[k] of buffers[at[k]].
 
-    def __init__(self, where, tensors):
-        self.version, self._where = TABLE.placement_version, where
-        self.tensors = list({id(x): x for x in tensors}.values())
-        self.found = {}
+    version: of the table, before the first was looked up.  where(t): the place of any other tensor.
+    """
+
+    def __init__(self, tensors, where):
+        self.version, self.tensors, self._where = TABLE.placement_version, tensors, where
 
     def __call__(self, t):
-        return self.found.get(id(t)) or self._where(t)
+        return self._each.get(self.tensors.key(t)) or self._where(t)
 
-    def of(self, tensors):
-        """[(buffer, byte offset)] of tensors that were looked up."""
-        return list(map(self.found.__getitem__, map(id, tensors)))
+    @functools.cached_property
+    def _each(self):
+        """{key of a tensor: (buffer, byte offset)}"""
+        return dict(zip(self.tensors.keys, zip(map(self.buffers.__getitem__, self.at.tolist()), self.offs.tolist(),
+                                               strict=True), strict=True))
 
-    def buffers(self):
-        """{id of a buffer: buffer}"""
-        return {id(buf): buf for buf, _ in self.found.values()}
+    def used(self, numbers):
+        """The buffers in which these tensors lie, each once."""
+        return [self.buffers[k] for k in np.flatnonzero(np.bincount(self.at[numbers])).tolist()]
+
+    def addresses(self, numbers, first):
+        """The address of each of these tensors.  first: address of each buffer, of those that are not used anything."""
+        return np.array(first, np.int64)[self.at[numbers]] + self.offs[numbers]
+
+    def put(self, places):
+        """The tensors lie at these (buffer, byte offset)."""
+        buffers = {id(buf): buf for buf, _ in places}
+        number = {key: k for k, key in enumerate(buffers)}
+        self.buffers = list(buffers.values())
+        self.at = np.array([number[id(buf)] for buf, _ in places], np.int64)
+        self.offs = np.array([offs for _, offs in places], np.int64)
 
     def find_all(self, placement, device):
         """Look all tensors up by the table and a Placement.  False: at least one has to be looked at itself, because
-        it was freed, has no place, lies outside its buffer or where the device cannot reach it, or because its buffer
-        binds tensors one by one."""
-        tensors, rows = self.tensors, getattr(placement, "rows", None)
-        ids = np.array([x.id for x in tensors], np.int64)
-        generation, base, view_offs = TABLE.words[ids[:, None], _FACTS].T
-        bases = [x.view_src for x in tensors if x.view_src is not None]
-        if generation.tolist() != [x.generation for x in tensors] or \
-                not all([ctx.alive for ctx in {x.ctx for x in (*tensors, *bases)}]):
+        it may have been freed, has no place, lies outside its buffer or where the device cannot reach it, or because
+        its buffer binds tensors one by one."""
+        ids, rows = self.tensors.ids, getattr(placement, "rows", None)
+        if self.tensors.by_handle or TABLE.has_strays():
             return False
+        base, view_offs = TABLE.words[ids[:, None], _FACTS].T
         is_view = base >= 0
         base, view_offs = np.where(is_view, base, ids), np.where(is_view, view_offs, 0)
         number, offs = TABLE.words[base, T_BUFFER], TABLE.words[base, T_OFFS] + view_offs
@@ -53,15 +66,11 @@ class PlanPlaces:
             buffers += rows.buffers
             if at.min() < 0:
                 return False
-        used = [buffers[k] for k in np.unique(number).tolist()]
-        if not all(_reaches_all(device, buf) for buf in used):
+        self.buffers, self.at, self.offs = buffers, number, offs
+        if not all(_reaches_all(device, buf) for buf in self.used(slice(None))):
             return False
         sizes = np.array([0 if buf is None else buf.size for buf in buffers], np.int64)
-        if ((offs < 0) | (offs + nbytes_of(ids) > sizes[number])).any():
-            return False
-        self.found = dict(zip(map(id, tensors), zip(map(buffers.__getitem__, number.tolist()), offs.tolist(),
-                                                    strict=True), strict=True))
-        return True
+        return not ((offs < 0) | (offs + nbytes_of(ids) > sizes[number])).any()
 
 
 def _reaches_all(device, buf):

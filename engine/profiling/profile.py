@@ -28,6 +28,7 @@ import json
 import time
 import weakref
 
+from ggjit.core.arguments import typed_call
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import clock
@@ -242,6 +243,7 @@ def _summed(rows, key, limits):
     return out
 
 
+@typed_call
 def profile():
     """A Profile, to be opened with `with`: it sees every compute of this process on the thread pool meanwhile."""
     return Profile()

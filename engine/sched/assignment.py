@@ -134,12 +134,15 @@ class Assignment:
         if not pins and not owned:
             return
         backend, cause, bits = (self.rows[name] for name in ("backend", "cause", "bits"))
-        for i, id_ in enumerate(self.ids.tolist()):
-            if id_ in pins:
-                backend[i], cause[i] = pins[id_], causes.USER
-                bits[i] |= rec.IS_PINNED
-            elif id_ in owned:
-                backend[i], cause[i] = owned[id_], causes.DST
+        for i, id_ in self._local_of(pins):
+            backend[i], cause[i] = pins[id_], causes.USER
+            bits[i] |= rec.IS_PINNED
+        for i, id_ in self._local_of(owned.keys() - pins.keys()):
+            backend[i], cause[i] = owned[id_], causes.DST
+
+    def _local_of(self, ids):
+        """(local number, id) of those that are tensors of the graph."""
+        return [(self.local[id_], id_) for id_ in ids if id_ in self.local]
 
     def _split(self):
         s, n = self.support, self.n_nodes
@@ -191,7 +194,7 @@ class Assignment:
     @functools.cached_property
     def local(self):
         """Tensor id -> local number."""
-        return {id_: i for i, id_ in enumerate(self.ids.tolist())}
+        return dict(zip(self.ids.tolist(), range(len(self.ids)), strict=True))
 
     def number_of(self, t):
         """Local number of tensor `t`, or None.  A table row may belong to another tensor by now."""

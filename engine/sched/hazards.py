@@ -35,11 +35,12 @@ class Writers:
         """For each backend the asynchronous others that read or write memory which it writes or they write.  A backend
         writes its own results and copies, leaves, and what it works on in place elsewhere.
         """
-        s, rows = assigned.support, assigned.rows[self.bases]
+        s = assigned.support
         n, reads = len(s.backends), s.reads
         if not any(s.is_async):
             return [[] for _ in range(n)]
-        kinds = np.where(rows["mem"] >= 0, rows["mem"], s.buft_of[rows["backend"]])
+        mem, backend = (assigned.rows[name][self.bases] for name in ("mem", "backend"))
+        kinds = np.where(mem >= 0, mem, s.buft_of[backend])
         written = [{int(s.buft_of[b]), *np.unique(kinds[self.backends == b]).tolist()} for b in range(n)]
 
         def meet(a, b):

@@ -6,6 +6,7 @@
 import ctypes
 import mmap
 import os
+import platform
 import stat
 import sys
 
@@ -13,6 +14,10 @@ import numpy as np
 
 from ggjit.models.files.missing import instead_of
 from ggjit.ops.core.errors import BadFile
+
+# Python's module has the word since 3.13; asm-generic/mman.h, and powerpc's own
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", {"ppc64le": 0x40}.get(platform.machine(), 0x4000)
+                      if sys.platform == "linux" else 0)
 
 
 def map_file(path):
@@ -45,7 +50,7 @@ def map_private(path):
 
 def _mapped(f):
     if hasattr(mmap, "MAP_PRIVATE"):
-        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+        flags = mmap.MAP_PRIVATE | _NO_RESERVE
         return np.frombuffer(mmap.mmap(f.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
     return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 

@@ -3,11 +3,13 @@
     read_picture("cat.jpg")        FORMATS, by Pillow (pip install 'ggjit[images]'); of animations the first frame
     read_picture(array)            (h, w), (h, w, 1), (h, w, 3) or (h, w, 4): uint8, or floats from 0 to 1
 
-Transparent pixels lie on white.  Other sizes of a picture are made by resample.py.
+Transparent pixels lie on white; a photograph is turned as its EXIF data say; 16 bits become 8.  Other sizes of a
+picture are made by resample.py.
 """
 import contextlib
 import io
 import os
+import struct
 
 import numpy as np
 
@@ -17,7 +19,8 @@ from ggjit.ops.core.errors import BadFile, ParamError, ShapeError, TypeMismatch,
 FORMATS = "PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"
 MAX_PIXELS = 1 << 26            # of a picture as it is given: 200 MB
 MAX_SIDE = 1 << 16
-WHITE = 255
+WHITE, MAX_GREY = 255, 65535
+ORIENTATION, UPRIGHT = 0x0112, 1        # of EXIF: which side is up
 
 
 def read_picture(source):
@@ -53,9 +56,33 @@ def _of_file(source):
 
 def _of_pillow(picture, name):
     check_size(name, *picture.size)
+    if _orientation(picture) != UPRIGHT:
+        picture = extra("PIL.ImageOps", "images").exif_transpose(picture)
+    if picture.mode == "F":
+        return _of_array(np.asarray(picture))
+    if picture.mode.startswith("I"):                # Pillow's own conversion cuts at 255
+        return _of_array(_eight_bits(np.asarray(picture), name))
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         return _of_array(np.asarray(picture.convert("RGBA")))
     return np.array(picture.convert("RGB"))
+
+
+def _orientation(picture):
+    """As EXIF has it; of damaged EXIF data, upright."""
+    try:
+        return picture.getexif().get(ORIENTATION, UPRIGHT)
+    except (SyntaxError, ValueError, OSError, struct.error):
+        return UPRIGHT
+
+
+def _eight_bits(x, name):
+    """uint8 of grey values of 16 bits; of those of 32 bits that fit 8 or 16."""
+    if x.min() < 0 or x.max() > MAX_GREY:
+        raise ParamError(f"{name}: grey values from {x.min()} to {x.max()}, a picture has 0 to {MAX_GREY} at most; "
+                         f"save it as PNG")
+    if x.dtype.itemsize > 2 and x.max() <= WHITE:
+        return x.astype(np.uint8)
+    return ((x.astype(np.uint32) * WHITE + MAX_GREY // 2) // MAX_GREY).astype(np.uint8)
 
 
 def check_size(name, width, height):

@@ -141,7 +141,7 @@ class Weights(collections.abc.Mapping):
             set_param(t)
 
     def repack(self, leaves, n_threads=1):
-        """Move matrices that have a layout into a CPU_REPACK buffer; only products may read them then.
+        """Move matrices that have a layout into a CPU_REPACK buffer; only products and get_rows may read them then.
 
         A layout that an earlier load kept is mapped (kept_layout.py).  Else each is packed straight from the mapped
         file, whose pages are given back to the system.  n_threads 0: the leaves are only placed, as a process needs it

@@ -9,9 +9,8 @@ from ggjit.models.core.other_options import LOADING, takes_other_names
 from ggjit.models.families.registry import DECODERS, DIFFUSERS, DRAFTERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.base.load_options import KEYWORDS, LoadOptions
-from ggjit.models.networks.pictures.hearing import Hearing, HearingFile
+from ggjit.models.networks.pictures import senses
 from ggjit.models.networks.pictures.tower import ARCH, senses_of
-from ggjit.models.networks.pictures.vision import Vision, VisionFile
 from ggjit.models.networks.sounds.moonshine import Moonshine
 from ggjit.models.networks.sounds.whisper import Whisper
 from ggjit.models.networks.texts.decoder import Decoder
@@ -30,12 +29,13 @@ ARCHITECTURES = {**dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, D
 
 # {general.type: what such a file is}
 NO_MODELS = {"adapter": "an adapter, which changes a model: load the model with lora=[(path, 1.0)] (--lora)",
-             "imatrix": "importances for `ggjit quantize --imatrix`, no model"}
+             "imatrix": "importances for `ggjit quantize --imatrix`, no model",
+             ARCH: "what sees or hears beside a model, load_model(model, vision=path) (--mmproj)"}
 
 
 def network_of(file, options):
     """The network of an opened file with these LoadOptions."""
-    if other := NO_MODELS.get(str(file.metadata.get("general.type"))):
+    if other := NO_MODELS.get(str(file.metadata.get("general.type"))) or NO_MODELS.get(file.arch):
         raise ModelError(f"{file.path}: {other}")
     if file.arch not in ARCHITECTURES:
         raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: "
@@ -106,8 +106,8 @@ def _loader_rules(path):
     """The errors of load_model for a file, of which header and sizes alone are read, and those of its tokenizer."""
     file = GGUFFile(path)
     if file.arch == ARCH:
-        kind, file = (Hearing, HearingFile) if senses_of(path) == ["audio"] else (Vision, VisionFile)
-        kind(file(path), LoadOptions("NULL", reserve=False)).free()
+        part_of = senses.hearing_of if senses_of(path) == ["audio"] else senses.vision_of
+        part_of(path, LoadOptions("NULL", reserve=False)).free()
         return
     network_of(file, LoadOptions("NULL")).free()
     if "tokenizer.ggml.model" in file.metadata:

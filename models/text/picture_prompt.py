@@ -9,9 +9,12 @@
 import base64
 import binascii
 import dataclasses
+import os
 from typing import Any
 
-from ggjit.ops.core.errors import NotSupported, ParamError
+import numpy as np
+
+from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
 
 MARK = "<__media__>"
 PICTURES, SOUNDS = ("image", "image_url", "input_image"), ("audio", "input_audio")
@@ -21,6 +24,25 @@ PICTURES, SOUNDS = ("image", "image_url", "input_image"), ("audio", "input_audio
 class Heard:
     """A sound among pictures: a source that read_sound takes."""
     source: Any
+
+
+def pictures_and_sounds(images, audio):
+    """[pictures, and Heard of sounds]; one of them needs no list.  Errors: TypeMismatch."""
+    return [*_several("images", images), *map(Heard, _several("audio", audio))]
+
+
+def _several(name, x):
+    if x is None:
+        return []
+    is_array = isinstance(x, np.ndarray)
+    has_rate = isinstance(x, tuple) and len(x) == 2 and isinstance(x[1], int)           # (samples, rate)
+    if isinstance(x, str | os.PathLike | bytes | bytearray) or hasattr(x, "convert") or has_rate or \
+            is_array and x.ndim < 4:
+        return [x]
+    if not is_array and not isinstance(x, list | tuple):
+        raise TypeMismatch(f"{name} is a list of {'pictures' if name == 'images' else 'sounds'}, got "
+                           f"{type(x).__name__}")
+    return list(x)
 
 
 def ids_with_pictures(m, text, pictures, special=False):
@@ -64,12 +86,21 @@ def without_pictures(messages):
                     pictures.append(_sound(part) if part["type"] in SOUNDS else _picture(part))
                     texts.append(MARK)
                 else:
-                    texts.append(_unmarked(part.get("text", "") if isinstance(part, dict) else part))
+                    texts.append(_unmarked(_text(part)))
             m = m | {"content": "".join(map(str, texts))}
         elif isinstance(content, str):
             _unmarked(content)
         out.append(m)
     return out, pictures
+
+
+def _text(part):
+    text = part.get("text") if isinstance(part, dict) else part
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        raise ParamError(f"a part of a message is {kind!r}, which is no text, picture or sound: "
+                         f"{{\"type\": \"text\", \"text\": \"...\"}}")
+    return text
 
 
 def _unmarked(text):

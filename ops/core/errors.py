@@ -1,4 +1,6 @@
 """Typed errors.  Every one names the thing that is wrong and the remedy; none is raised after state has changed."""
+import difflib
+
 from ggjit.ops.core.printable import TEXT, printable
 
 
@@ -7,6 +9,15 @@ class GgjitError(Exception):
 
     def __str__(self):
         return printable(super().__str__(), keep=TEXT)
+
+
+def no_attribute(x, name):
+    """The NoSuchAttribute for a name that `x` lacks: it lists the public names, and the nearest."""
+    names = [] if name.startswith("_") else [n for n in dir(x) if not n.startswith("_")]
+    close = difflib.get_close_matches(name, names, 1, 0.5)
+    hint = f"; it has {', '.join(names)}" if names else ""
+    hint += f" (did you mean {close[0]}?)" if close else ""
+    return NoSuchAttribute(f"{type(x).__name__} has no attribute {name!r}{hint}", name=name, obj=x)
 
 
 def shown_shortly(error):

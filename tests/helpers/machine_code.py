@@ -4,6 +4,7 @@ import re
 from numba import cfunc, types
 
 import ggjit as gg
+from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.mul_mat import kernel
 from ggjit.ops.native import isa
 from ggjit.ops.native.compiler import KernelCompiler
@@ -29,7 +30,8 @@ def innermost_loops(lines):
 def loops(type, n):
     """Basic blocks that multiply, the busiest first, and the whole text: weights of a type times n columns."""
     ctx = gg.Context()
-    k = kernel(gg.mul_mat(ctx.new_tensor(type, (2048, 512)), ctx.new_tensor(gg.F32, (2048, n))), 1)
+    with choices.forced_amx(False):
+        k = kernel(gg.mul_mat(ctx.new_tensor(type, (2048, 512)), ctx.new_tensor(gg.F32, (2048, n))), 1)
     i8 = types.int64
     compiled = cfunc(i8(i8, i8, i8, i8), nopython=True, error_model="numpy", fastmath=FASTMATH,
                      pipeline_class=KernelCompiler)(k.make())

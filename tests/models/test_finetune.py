@@ -206,8 +206,8 @@ def test_an_adapter_that_is_not_finite_is_not_written(model, tmp_path):
     assert (tmp_path / "a.gguf").read_bytes() == b"of before"
 
 
-@pytest.mark.parametrize("text, n", [("1500000000", 1_500_000_000), ("1.5G", 1_500_000_000), ("2MiB", 2 << 20),
-                                     (".5k", 500)])
+@pytest.mark.parametrize("text, n", [("1500000000", 1_500_000_000), ("1.5G", 1_500_000_000), ("1.5e9", 1_500_000_000),
+                                     ("2MiB", 2 << 20), (".5k", 500)])
 def test_numbers_of_bytes(text, n):
     assert nbytes(text) == n
 

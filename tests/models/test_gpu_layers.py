@@ -34,7 +34,7 @@ def run(path, **options):
 
 def same(path, device, **options):
     """The model split over `device` gives what the CPU alone gives."""
-    plain = {k: v for k, v in options.items() if k not in ("n_gpu_layers", "cpu_moe")}
+    plain = {k: v for k, v in options.items() if k not in ("n_gpu_layers", "cpu_moe", "override_tensor")}
     got, want = run(path, backend=device.init_backend(), **options), run(path, **plain)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -50,6 +50,30 @@ def on_gpu(m):
 @pytest.mark.parametrize("n", [0, 1, LAYERS, ALL, 99, -1])
 def test_every_split_gives_the_cpus_logits(path, n):
     assert same(path, devices.Fake("A"), n_gpu_layers=n).used == 0          # all of it was given back
+
+
+@pytest.mark.parametrize("n,patterns,there", [
+    (-1, {"ffn_(up|down)": "CPU"}, lambda name: not re.search("ffn_(up|down)|token_embd", name)),
+    (0, {r"blk\.1\.attn": "A"}, lambda name: name.startswith("blk.1.attn")),
+    (0, {r"attn_q": "CPU", r"attn_": "A"}, lambda name: "attn_" in name and "attn_q" not in name)],
+    ids=["back", "there", "the first that fits"])
+def test_patterns_place_tensors_before_all_other_rules(path, n, patterns, there):
+    gpu = same(path, devices.Fake("A"), n_gpu_layers=n, override_tensor=patterns)
+    with load_model(path, backend=gpu.init_backend(), n_gpu_layers=n, override_tensor=patterns) as m:
+        assert on_gpu(m) == {name for name in m.weights._leaves if there(name)} != set()
+
+
+def test_patterns_that_place_nothing(path):
+    gpu = devices.Fake("A").init_backend()
+    with pytest.warns(UserWarning, match="'expz' is in no tensor's name and has no effect; `ggjit info FILE`"):
+        load_model(path, backend=gpu, n_gpu_layers=1, override_tensor={"expz": "CPU"}).free()
+    for options, words in (({"n_gpu_layers": 1, "override_tensor": {"ffn": "B"}}, "no device 'B'.*there are CPU, A"),
+                           ({"n_gpu_layers": 1, "override_tensor": {"[": "CPU"}}, "is no pattern of names"),
+                           ({"n_gpu_layers": 1, "override_tensor": ["ffn=CPU"]}, "takes {pattern: device}, got list")):
+        with pytest.raises(gg.GgjitError, match=words):
+            load_model(path, backend=gpu, **options)
+    with pytest.raises(gg.ParamError, match=r"say with n_gpu_layers \(-ngl\) how many"):
+        load_model(path, override_tensor={"ffn": "CPU"})
 
 
 @pytest.mark.parametrize("options", [{"delay": 1e-4}, {"ops": {OP.MUL_MAT, OP.ADD, OP.SET_ROWS}}, {"max_size": 1 << 15},

@@ -3,6 +3,8 @@
 Each case of helpers/memory_cases.py runs in a process of its own.  Some are drawn for every run, all with `-m slow`.
 """
 import json
+import os
+import pathlib
 import random
 import types
 
@@ -17,6 +19,7 @@ from helpers.sample import SEED
 from ggjit.core.process_memory import is_cached, process_memory, resident
 from ggjit.models import load_model, smollm2_path
 from ggjit.models.files import smollm2
+from ggjit.models.files.mapped_file import map_file
 from ggjit.models.networks.base.memory import AROUND, PROCESS, read_by_rows
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import StaleHandle
@@ -63,6 +66,19 @@ def test_announced_is_taken(name, tmp_path):
     if "all logits" in name:                            # they exist once
         assert d["high_water"] < d["process"] + 16 * MIB, d
         assert d["terms"]["logits"] - d["held"] < 4 * MIB
+
+
+def test_a_file_larger_than_memory_is_mapped(tmp_path):
+    path, nbytes = tmp_path / "hole.gguf", 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with path.open("wb") as f:
+            f.truncate(nbytes)
+    except OSError as e:
+        pytest.skip(f"no file of {nbytes} bytes here: {e}")
+    if pathlib.Path("/proc/sys/vm/overcommit_memory").read_text("utf-8").strip() == "2":
+        pytest.skip("the system maps no more than there is memory")
+    data, _ = map_file(path)
+    assert data.size == nbytes and data[-1] == 0
 
 
 @pytest.fixture

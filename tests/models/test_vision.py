@@ -17,7 +17,7 @@ from ggjit.models.networks.parts.picture_tokens import PictureTokens
 from ggjit.models.networks.peak import model_peak
 from ggjit.models.networks.pictures import senses
 from ggjit.models.networks.pictures.vision_input import kept_proportions
-from ggjit.models.text.picture_prompt import ids_with_pictures, without_pictures
+from ggjit.models.text.picture_prompt import ids_with_pictures, pictures_and_sounds, without_pictures
 from ggjit.tools.command.main import main
 
 # transformers' CLIPVisionModel(...).hidden_states[-2] of clip_tensors, then the two matrices with a GELU between
@@ -161,6 +161,20 @@ def test_openai_s_form_of_a_message():
         without_pictures([{"role": "user", "content": "say <__media__>"}])
 
 
+def test_one_picture_needs_no_list():
+    x = files.picture(0, 8, 9)
+    for images, want in ((None, []), ("a.png", ["a.png"]), (b"x", [b"x"]), ((), []), (["a", "b"], ["a", "b"])):
+        assert pictures_and_sounds(images, None) == want
+    assert pictures_and_sounds(x, ())[0] is x and len(pictures_and_sounds(np.stack([x, x]), ())) == 2
+    samples = np.zeros(9, np.float32)
+    (one,), (other,), two = (pictures_and_sounds((), a) for a in (samples, (samples, 8000), ("a.wav", "b.wav")))
+    assert one.source is samples and other.source[1] == 8000 and len(two) == 2
+    with pytest.raises(gg.TypeMismatch, match="images is a list of pictures, got int"):
+        pictures_and_sounds(5, ())
+    with pytest.raises(gg.ParamError, match="'video', which is no text, picture or sound"):
+        without_pictures([{"role": "user", "content": [{"type": "image", "image": "x"}, {"type": "video"}]}])
+
+
 def test_pictures_that_were_forgotten_are_told(monkeypatch):
     from ggjit.models.networks.parts import picture_tokens
     monkeypatch.setattr(picture_tokens, "MAX_NBYTES", 100)
@@ -300,6 +314,8 @@ def test_what_does_not_belong_together(small, tmp_path):
         load_model(text, n_threads=1, vision=files.write("mlp", tmp_path / "w.gguf", n_out=32))
     with pytest.raises(gg.ModelError, match="no vision part .*'llama'"):
         load_model(text, n_threads=1, vision=text)
+    with pytest.raises(gg.ModelError, match="sees or hears beside a model, load_model.model, vision="):
+        load_model(files.write("mlp", tmp_path / "w.gguf"), n_threads=1)
     with pytest.raises(gg.ModelError, match=r"v.blk.1.attn_q.weight' is missing"):
         load_model(text, n_threads=1, vision=files.write("mlp", tmp_path / "w.gguf", without=["v.blk.1.attn_q.weight"]))
     with pytest.raises(gg.ModelError, match="are no vision network"):
@@ -343,12 +359,36 @@ def test_files_and_arrays_are_the_same_picture(tmp_path):
     assert grey.shape == x.shape and (grey == x[..., :1]).all()
     clear = np.dstack([x, np.zeros(x.shape[:2], np.uint8)])
     assert (read_picture(clear) == 255).all()
-    for mode in ("CMYK", "P", "1", "I;16"):
+    for mode in ("CMYK", "P", "1"):
         buffer = io.BytesIO()
-        picture = pillow.fromarray(x).convert("I").point(lambda v: v * 200).convert("I;16") if mode == "I;16" else \
-            pillow.fromarray(x).convert(mode)
-        picture.save(buffer, "TIFF")
+        pillow.fromarray(x).convert(mode).save(buffer, "TIFF")
         assert read_picture(buffer.getvalue()).shape == x.shape
+
+
+@pytest.mark.parametrize(("kind", "format"), [(np.uint16, "PNG"), (np.uint16, "TIFF"), (np.int32, "TIFF"),
+                                              (np.float32, "TIFF")])
+def test_grey_values_of_many_bits(kind, format):
+    pillow = pytest.importorskip("PIL.Image")
+    x, buffer = files.picture(0, 13, 17)[..., 0], io.BytesIO()
+    deep = {np.uint16: x.astype(np.uint16) * 257, np.int32: x.astype(np.int32),
+            np.float32: x.astype(np.float32) / 255}[kind]
+    pillow.fromarray(deep).save(buffer, format)
+    for source in (buffer.getvalue(), pillow.fromarray(deep)):
+        assert (read_picture(source) == x[..., None]).all()
+    if kind is np.int32:
+        for wrong in (-deep, deep * 100000):
+            with pytest.raises(gg.ParamError, match="grey values from"):
+                read_picture(pillow.fromarray(wrong))
+
+
+def test_a_photograph_is_turned_as_its_camera_says():
+    pillow = pytest.importorskip("PIL.Image")
+    x, buffer, exif = files.picture(0, 13, 17), io.BytesIO(), pillow.Exif()
+    exif[0x0112] = 6                            # what is left in the file is up
+    pillow.fromarray(x).save(buffer, "PNG", exif=exif)
+    assert (read_picture(buffer.getvalue()) == np.rot90(x, -1)).all()
+    pillow.fromarray(x).save(damaged := io.BytesIO(), "PNG", exif=b"Exif\0\0II*\0\xff\xff")
+    assert (read_picture(damaged.getvalue()) == x).all()
 
 
 @pytest.mark.parametrize(("source", "error", "message"), [

@@ -19,6 +19,7 @@ CODE = """
 import json, sys
 import ggjit as gg
 from ggjit.ops.core.spec import all_specs
+from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 from ggjit.ops.native.compiler import KernelCompiler
@@ -41,7 +42,8 @@ results = {
 }
 name, = sys.argv[1:]
 t = results[name]
-kernel = repack.kernel(t, 2) if name.startswith("repacked") else all_specs()[t.op].kernel(t, 2)
+with choices.forced_amx(False):
+    kernel = repack.kernel(t, 2) if name.startswith("repacked") else all_specs()[t.op].kernel(t, 2)
 i8 = types.int64
 compiled = cfunc(i8(i8, i8, i8, i8), nopython=True, error_model="numpy", fastmath=FASTMATH,
                  pipeline_class=KernelCompiler)(kernel.make())

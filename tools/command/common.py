@@ -128,7 +128,7 @@ def patterns(texts):
     """{PATTERN: DEVICE}; a pattern may hold "=", a device's name does not."""
     wrong = next((t for t in texts if not all(t.rpartition("="))), None)
     if wrong is not None:
-        raise ParamError(f"-ot takes PATTERN=DEVICE, got {wrong!r}")
+        raise ParamError(f"-ot takes PATTERN=DEVICE, such as exps=CPU, got {wrong!r}")
     return {pattern: device for pattern, _, device in (t.rpartition("=") for t in texts)}
 
 
@@ -196,7 +196,7 @@ def sampling(args):
 
 def _id_and_bias(text):
     """"42+1.5", "42-1.5", "42-inf" -> (42, bias)."""
-    found = re.fullmatch(r"(\d+)([+-].+)", text)
+    found = re.fullmatch(r"(\d+)([+-](?:inf|\d*\.?\d+(?:e[+-]?\d+)?))", text)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form 42+1.5 or 42-inf")
     return int(found[1]), float(found[2])

@@ -1,8 +1,11 @@
 """The JSON of an answer, whole or piece by piece, as OpenAI's and llama.cpp's clients read it.
 
     whole(choices, usage)                           an answer
-    first(n), delta(i, piece, tokens), last(i, run) the events of a stream, of choice i
+    first(n), delta(i, piece, tokens), last(i, run) lists of events of a stream, of choice i
+    end(usage)                                      its last events; usage: None where it was not asked for
+    sent(event)                                     an event as bytes of the stream; DONE: what closes it
 """
+import json
 import time
 import uuid
 
@@ -12,6 +15,7 @@ from ggjit.tools.serve import forms
 class TextForm:
     """/v1/completions."""
     is_chat, kind, chunk_kind, prefix = False, "text_completion", "text_completion", "cmpl"
+    DONE, tells_usage = "data: [DONE]\n\n", False       # tells_usage: a stream ends with it, asked or not
 
     def __init__(self, name, echo=""):
         self.name, self.echo, self.has_logprobs = name, echo, False
@@ -31,24 +35,35 @@ class TextForm:
         return {"index": i, "text": self.echo + text, "logprobs": logprobs, "finish_reason": forms.finish_reason(run)}
 
     def first(self, n):
-        return [self.delta(i, self.echo, None) for i in range(n)] if self.echo else []
+        return [event for i in range(n) for event in self.delta(i, self.echo, None)] if self.echo else []
 
     def delta(self, i, piece, tokens):
         logprobs = forms.text_logprobs(tokens) if tokens is not None else None
-        return self.chunk([{"index": i, "text": piece, "logprobs": logprobs, "finish_reason": None}])
+        return [self.chunk([{"index": i, "text": piece, "logprobs": logprobs, "finish_reason": None}])]
 
     def last(self, i, run):
         return [self.chunk([{"index": i, "text": "", "logprobs": None, "finish_reason": forms.finish_reason(run)}])]
 
+    def end(self, usage):
+        return [] if usage is None else [self.chunk([]) | {"usage": usage}]
+
+    def failed(self, error):
+        """The event of an error; error: as the body of an answer has it."""
+        return error
+
+    def sent(self, event):
+        return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+
 
 class FilledForm(TextForm):
-    """/infill: OpenAI's form, with llama.cpp's "content" beside it."""
+    """/infill and /completion: OpenAI's form, with llama.cpp's "content" and "stop" beside it."""
 
     def whole(self, choices, usage):
-        return super().whole(choices, usage) | {"content": choices[0]["text"]}
+        return super().whole(choices, usage) | {"content": choices[0]["text"], "stop": True}
 
     def chunk(self, choices):
-        return super().chunk(choices) | {"content": choices[0]["text"] if choices else ""}
+        first = choices[0] if choices else {"text": "", "finish_reason": "stop"}
+        return super().chunk(choices) | {"content": first["text"], "stop": first["finish_reason"] is not None}
 
 
 class ChatForm(TextForm):
@@ -77,23 +92,29 @@ class ChatForm(TextForm):
     def first(self, n):
         return [self._delta(i, {"role": "assistant", "content": ""}) for i in range(n)]
 
+    def _safe(self, i, piece):
+        """What may be shown of the text now, since no call begins in it."""
+        if not self.tools:
+            return piece
+        text = self._texts[i] = self._texts.get(i, "") + piece
+        shown = self._shown.get(i, 0)
+        self._shown[i] = max(shown, _before(text, forms.CALL))
+        return text[shown:self._shown[i]]
+
+    def _rest(self, i):
+        """(text that was held back and is no call, the calls), once all is written."""
+        before, calls = self._calls(self._texts.get(i, ""), i)
+        return before[self._shown.get(i, 0):], calls
+
     def delta(self, i, piece, tokens):
-        if self.tools:
-            text = self._texts[i] = self._texts.get(i, "") + piece
-            shown, safe = self._shown.get(i, 0), _before(text, forms.CALL)
-            if safe <= shown:
-                return None if tokens is None else self._delta(i, {}, tokens)
-            piece, self._shown[i] = text[shown:safe], safe
-        return self._delta(i, {"content": piece}, tokens)
+        piece = self._safe(i, piece)
+        return [self._delta(i, {"content": piece} if piece else {}, tokens)] if piece or tokens is not None else []
 
     def last(self, i, run):
-        text, shown = self._texts.get(i, ""), self._shown.get(i, 0)
-        before, calls = self._calls(text, i)
-        if not calls:
-            rest = [self._delta(i, {"content": text[shown:]})] if text[shown:] else []
-            return [*rest, self._delta(i, {}, None, forms.finish_reason(run))]
-        rest = [self._delta(i, {"content": before[shown:]})] if before[shown:] else []
-        return [*rest, self._delta(i, {"tool_calls": calls}), self._delta(i, {}, None, "tool_calls")]
+        rest, calls = self._rest(i)
+        events = [self._delta(i, {"content": rest})] if rest else []
+        events += [self._delta(i, {"tool_calls": calls})] if calls else []
+        return [*events, self._delta(i, {}, None, "tool_calls" if calls else forms.finish_reason(run))]
 
 
 def _before(text, word):

@@ -32,6 +32,7 @@ from ggjit.ops.core.errors import (
 from ggjit.ops.core.json_text import parse_json
 from ggjit.tools.serve import forms
 from ggjit.tools.serve.answers import ChatForm, FilledForm, TextForm
+from ggjit.tools.serve.responses import ResponseForm, chat_body
 
 PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}         # without a key, as in llama.cpp
 STATUS = ((QueueFull, 429, "rate_limit_error"), (NotSupported, 501, "not_supported_error"),
@@ -84,7 +85,10 @@ class ModelServer:
                 self.model: ("/v1/models/{name:path}",),
                 self.metrics: ("/metrics",), self.slots: ("/slots",), self.props: ("/props",)}
         posts = {self.chat: ("/v1/chat/completions", "/chat/completions"),
-                 self.completions: ("/v1/completions", "/completions"), self.infill: ("/infill",),
+                 self.responses: ("/v1/responses", "/responses"),
+                 self.input_tokens: ("/v1/responses/input_tokens", "/responses/input_tokens"),
+                 self.completions: ("/v1/completions", "/completions"), self.completion: ("/completion",),
+                 self.infill: ("/infill",),
                  self.embeddings: ("/v1/embeddings", "/embeddings"),
                  self.rerank: ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"),
                  self.tokenize: ("/tokenize",), self.detokenize: ("/detokenize",),
@@ -111,8 +115,10 @@ class ModelServer:
         return handle
 
     async def _unknown(self, request, error):
-        status = error.status_code
-        words = f"{request.method} {request.url.path} is nothing that ggjit serves; docs/serving.md lists what is"
+        status, path = error.status_code, request.url.path
+        words = f"{request.method} {path} is nothing that ggjit serves; docs/serving.md lists what is"
+        if status == 405:
+            words = f"{path} takes {(error.headers or {}).get('Allow', 'another method')}, not {request.method}"
         return _json(*reversed(error_body(BadRequest(status, words))))
 
     def _check_key(self, request):
@@ -263,6 +269,18 @@ class ModelServer:
 
     # ------------------------------------------------------------ texts
     async def chat(self, request, body):
+        return await self._chatted(request, body, lambda tools: ChatForm(self.name, tools))
+
+    async def responses(self, request, body):
+        """OpenAI's newer form of a chat (responses.py)."""
+        return await self._chatted(request, chat_body(body), lambda tools: ResponseForm(self.name, tools, body))
+
+    async def input_tokens(self, request, body):
+        asked = chat_body(body)
+        prompt = await self._chat_prompt(asked, forms.Tools(asked))
+        return _json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+
+    async def _chatted(self, request, body, form_of):
         tools = forms.Tools(body)
         grammar = forms.grammar_of(body)
         if tools and grammar and tools.choice == "required":
@@ -271,9 +289,13 @@ class ModelServer:
         options = forms.options(body) | (tools.grammar() if tools and not grammar else grammar)
         prompt = await self._chat_prompt(body, tools)
         n_predict = forms.whole(body, ("max_completion_tokens", "max_tokens", "n_predict"), -1, 1 << 30)
-        return await self._answer(request, body, ChatForm(self.name, tools), prompt.ids, n_predict, options)
+        return await self._answer(request, body, form_of(tools), prompt.ids, n_predict, options)
 
-    async def completions(self, request, body):
+    async def completion(self, request, body):
+        """llama.cpp's own: the same with "content" and "stop" beside it."""
+        return await self.completions(request, body, FilledForm)
+
+    async def completions(self, request, body, form=TextForm):
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
@@ -287,7 +309,7 @@ class ModelServer:
             if not isinstance(prompt, str):
                 raise ParamError("suffix goes with a prompt that is a text")
             prompt = await self._hole(prompt, after)
-        return await self._answer(request, body, TextForm(self.name, echo), prompt, n_predict,
+        return await self._answer(request, body, form(self.name, echo), prompt, n_predict,
                                   forms.options(body) | forms.grammar_of(body))
 
     async def _hole(self, before, after, others=()):
@@ -312,7 +334,7 @@ class ModelServer:
         stream = forms.field(body, "stream", bool, False)
         options |= {"stop": forms.stops(body), "logprobs": forms.top_logprobs(body, form.is_chat)}
         form.has_logprobs = options["logprobs"] is not None
-        with_usage = (forms.field(body, "stream_options", dict) or {}).get("include_usage", False)
+        with_usage = form.tells_usage or (forms.field(body, "stream_options", dict) or {}).get("include_usage", False)
         deadline = None if self.limits.seconds is None else time.monotonic() + self.limits.seconds
         choices = []
         try:
@@ -351,43 +373,41 @@ class ModelServer:
         return StreamingResponse(watched(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _events(self, form, choices, deadline, with_usage):
-        """ModelServer-sent events, one a piece of any choice; then the usage, and [DONE]."""
+        """The stream of an answer, as the form sends it: pieces of any choice as they come, then its end."""
         queue, tasks = asyncio.Queue(), []
 
         async def pump(i, choice):
+            run = choice.sequence.run
             try:
                 seen = 0
                 async for piece, n in choice:
-                    await queue.put(form.delta(i, piece, choice.sequence.run.answer.scored[seen:n] if form.has_logprobs
-                                               else None))
+                    await queue.put(form.delta(i, piece, run.answer.scored[seen:n] if form.has_logprobs else None))
                     seen = n
-                await queue.put((i, None))
+                await queue.put(form.last(i, run))
+                await queue.put(None)
             except Exception as e:
                 await queue.put(e)
         try:
             tasks = [asyncio.ensure_future(pump(i, c)) for i, c in enumerate(choices)]
             for event in form.first(len(choices)):
-                yield _event(event)
+                yield form.sent(event)
             left = len(choices)
             while left:
                 async with _limit(None if deadline is None else deadline - time.monotonic()):
                     got = await queue.get()
                 if isinstance(got, Exception):
                     raise got
-                if isinstance(got, tuple):
-                    left -= 1
-                    for event in form.last(got[0], choices[got[0]].sequence.run):
-                        yield _event(event)
-                elif got is not None:
-                    yield _event(got)
-            if with_usage:
-                runs = [c.sequence.run for c in choices]
-                yield _event(form.chunk([]) | {"usage": forms.usage(runs, choices[0].sequence.n_shared)})
+                left -= got is None
+                for event in got or ():
+                    yield form.sent(event)
+            usage = forms.usage([c.sequence.run for c in choices], choices[0].sequence.n_shared)
+            for event in form.end(usage if with_usage else None):
+                yield form.sent(event)
             self.service.n_requests["ok"] += 1
-            yield "data: [DONE]\n\n"
+            yield form.DONE
         except Exception as e:                  # the status was sent: the error is an event
             self.service.n_requests["error"] += 1
-            yield _event(error_body(e)[1])
+            yield form.sent(form.failed(error_body(e)[1]))
         finally:
             for t in tasks:
                 t.cancel()
@@ -400,10 +420,6 @@ def _json(content, status=200, headers=None):
     # a lone surrogate, as in an error about one, becomes its escape
     text = json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace")
     return Response(text, status, headers, "application/json")
-
-
-def _event(content):
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
 def _vector(v, form):

@@ -141,7 +141,8 @@ class MemoryUse:
 
     def _repr_html_(self):
         def row(cells, tag):
-            return "<tr>" + "".join(f"<{tag} style='text-align:{'left' if k in (0, 4) else 'right'}'>"
+            left, right = "text-align:left", "text-align:right;white-space:nowrap"
+            return "<tr>" + "".join(f"<{tag} style='{left if k in (0, 4) else right}'>"
                                     f"{html.escape(c)}</{tag}>" for k, c in enumerate(cells)) + "</tr>"
         title = f"<b>{html.escape(self.title)}</b>" * bool(self.title)
         return f"{title}<table>{row(HEAD, 'th')}{''.join(row(line, 'td') for line in self.table())}</table>"

@@ -108,7 +108,8 @@ class Network:
         self.backend, gpu = choose_backends(options.backend, options.n_threads, None if options.gpus else n_gpu_layers)
         gpus = options.gpus or ([] if gpu is None else [gpu])
         self.offload = DeviceMap(devices, self) if devices is not None else \
-            offload(gpus, n_gpu_layers, HParams(file).n_layer, options.cpu_moe, options.override_tensor)
+            offload(gpus, n_gpu_layers, HParams(file).n_layer, options.cpu_moe, options.override_tensor,
+                    file.tensors)
         self.scheduler = None
         self.weights = Weights(file, self.backend.device)
         self._steps = PlanCache(MAX_KEPT_PLANS)
@@ -195,7 +196,7 @@ class Network:
         return str(self.scheduler.explain())
 
     def _matrices(self):
-        """The weights that only products read."""
+        """The weights that only products and get_rows read."""
         return []
 
     def _reserve(self):

@@ -82,8 +82,7 @@ def load_weights(m):
     loader.ignore(*(name for name in file.tensors for i in range(m._n_left)
                     if name.startswith(f"{about.prefix}{m.n_layer + i}.")))
     m._weight_ids = np.array([t.base.id for t in (*m.weights._leaves.values(), *adapters)], np.int64)
-    # rows of the embedding are read one by one
-    m._products = loader.matrices if m.out is m.embd else [m.out, *loader.matrices]
+    m._products = [m.out, *loader.matrices]
 
 
 def _load_output(m, want, d):

@@ -16,7 +16,7 @@ SUPER_BLOCK = 256
 
 
 def repacked(matrices, asked, encoder, device):
-    """The leaves among `matrices`, which only products read, that shall be repacked."""
+    """The leaves among `matrices`, which only products and get_rows read, that shall be repacked."""
     if asked is False:
         return []
     able = [t for t in matrices if repack.takes(t.type, t.ne)]

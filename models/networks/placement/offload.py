@@ -19,6 +19,7 @@ from ggjit.core.backend import TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_NULL, Backend
 from ggjit.cpu.device import CPU
 from ggjit.models.core.checks import integer
 from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.user_warnings import warn
 from ggjit.sched.scheduled_plan import ScheduledPlan
 from ggjit.sched.scheduler import Scheduler
 
@@ -98,26 +99,27 @@ def _first_gpu():
     return registry.by_type(TYPE_GPU) or registry.by_type(TYPE_IGPU) or registry.device("CUDA0")
 
 
-def offload(gpus, n_gpu_layers, n_layer, cpu_moe, overrides=()):
+def offload(gpus, n_gpu_layers, n_layer, cpu_moe, overrides=(), names=()):
     """The Offload of a network of n_layer layers.  cpu_moe: the weights of experts stay on the CPU.
 
-    overrides: {pattern: name of a device of `gpus`, or "CPU"}, as llama.cpp's --override-tensor.  Several GPUs share
-    the layers by their free memory, as in llama.cpp.  Errors: ParamError.
+    overrides: {pattern: name of a device of `gpus`, or "CPU"}, as llama.cpp's --override-tensor; a warning where a
+    pattern is in none of the file's `names`.  Several GPUs share the layers by their free memory, as in llama.cpp.
+    Errors: ParamError.
     """
     if not gpus:
         if cpu_moe and n_gpu_layers is None:
-            raise ParamError("cpu_moe keeps experts out of GPU layers; say with n_gpu_layers how many there are")
+            raise ParamError("cpu_moe keeps experts out of GPU layers; say with n_gpu_layers (-ngl) how many there are")
         if overrides:
-            raise ParamError("override_tensor places tensors beside GPU layers; say with n_gpu_layers how many there "
-                             "are")
+            raise ParamError("override_tensor (-ot) places tensors beside GPU layers; say with n_gpu_layers (-ngl) how "
+                             "many there are")
         return Offload()
     n = n_layer + 1 if n_gpu_layers < 0 else n_gpu_layers
     free = [gpu.device.memory()[0] for gpu in gpus]
     return Offload(tuple(gpus), max(n_layer - n, 0), n_layer, n > n_layer, not cpu_moe,
-                   tuple(free) if all(free) else (1.0,) * len(gpus), _overrides(overrides, gpus))
+                   tuple(free) if all(free) else (1.0,) * len(gpus), _overrides(overrides, gpus, names))
 
 
-def _overrides(given, gpus):
+def _overrides(given, gpus, names):
     """[(pattern, backend or None)]"""
     if not given:
         return ()
@@ -132,6 +134,8 @@ def _overrides(given, gpus):
             out.append((re.compile(pattern), by_name[device]))
         except (re.error, TypeError) as e:
             raise ParamError(f"override_tensor: {pattern!r} is no pattern of names: {e}") from None
+        if names and not any(map(out[-1][0].search, names)):
+            warn(f"override_tensor: {pattern!r} is in no tensor's name and has no effect; `ggjit info FILE` lists them")
     return tuple(out)
 
 

@@ -6,7 +6,7 @@ from ggjit.models.text.generation import GENERATION_OPTIONS, Generation
 from ggjit.models.text.generations import Generations, is_many
 from ggjit.models.text.infill import infill_ids
 from ggjit.models.text.logprobs import ScoredText, checked_count, token_of
-from ggjit.models.text.picture_prompt import Heard, ids_with_pictures, without_pictures
+from ggjit.models.text.picture_prompt import ids_with_pictures, pictures_and_sounds, without_pictures
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 
@@ -36,11 +36,11 @@ def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, im
     images: pictures, as encode_image takes them, at the marks "<__media__>" of the prompt, or before it.
     audio: sounds, as encode_audio takes them, behind the pictures at these marks, or before the prompt.
     """
-    if len(images) or len(audio):
+    if media := pictures_and_sounds(images, audio):
         if not isinstance(prompt, str):
             raise TypeMismatch(f"pictures and sounds belong to a text, got {type(prompt).__name__}; a call for each "
                                f"prompt")
-        prompt = ids_with_pictures(self, prompt, [*images, *map(Heard, audio)])
+        prompt = ids_with_pictures(self, prompt, media)
     kind = Generations if is_many(prompt) else Generation
     return kind(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
 

@@ -20,6 +20,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from llvmlite import ir
 
 from ggjit.ops.core.record import OK, WORD
 from ggjit.ops.core.spec import Kernel
@@ -147,6 +148,29 @@ def make_rows_of(format):
                 rows_of_block(a + (first + r) * row_nbytes + i * ROWS * nbytes, dst + r * row_nbytes + i * nbytes,
                               row_nbytes)
     return rows_of
+
+
+def make_row_of(type):
+    """jitted (a, k, m, row, dst): one row of the file, of the interleaved [k, m] matrix at a."""
+    format, elements, nbytes = FORMATS[type], type.block, type.nbytes
+
+    @ir_function
+    def lane_of_block(b, block, lane, dst):
+        for run, start in zip(format.runs, format.starts, strict=True):
+            width, offs, count = run[:3]
+            field = ir.IntType(8 * width)
+            own = b.add(b.add(block, i64(start)), b.mul(lane, i64(width)))
+            for c in range(count):
+                x = load_ir(b, b.add(own, i64(width * LANES * c)), field, 1)
+                store_ir(b, b.xor(x, ir.Constant(field, _flip(run))), b.add(dst, i64(offs + width * c)), 1)
+
+    @inline
+    def row_of(a, k, m, row, dst):
+        n_blocks = k // elements
+        group, lane = a + row // ROWS * (n_blocks * nbytes * ROWS), row % ROWS
+        for i in range(n_blocks):
+            lane_of_block(group + i * ROWS * nbytes, lane, dst + i * nbytes)
+    return row_of
 
 
 # ---------------------------------------------------------------- kernel

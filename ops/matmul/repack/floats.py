@@ -81,6 +81,17 @@ def unpack_rows(type, file, repacked, k, m):
     move_panels(file, repacked, k, m, 0)
 
 
+def make_row_of(type):
+    """jitted (a, k, m, row, dst): one row of the file, of the [k, m] matrix whose panels lie at a."""
+    @inline
+    def row_of(a, k, m, row, dst):
+        first = row // PANEL * PANEL
+        rows = min(PANEL, m - first)
+        for i in range(k):
+            st_f32(dst + 4 * i, ld_f32(a + 4 * (first * k + i * rows + row - first)))
+    return row_of
+
+
 # ---------------------------------------------------------------- the register tile
 def _make_tile(n_columns, n_vectors, n_lines):
     """intrinsic tile(w, y, ldy, steps, d, ldd, first, next_w): d[n_columns][n_vectors W] (+)= a panel's BLOCK steps

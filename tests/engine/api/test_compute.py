@@ -100,8 +100,26 @@ def test_a_backend_whose_plans_only_compute():
     got = gg.compute(gg.scale(x, 2.0), backend=OwnPlans(devices.Fake("A", host=True)))
     np.testing.assert_array_equal(got, 2 * x.numpy())
     assert len(freed) == 1
-    with pytest.raises(gg.TypeMismatch, match="compute takes a Backend, got str"):
-        gg.compute(gg.scale(x, 2.0), backend="CPU")
+    np.testing.assert_array_equal(gg.compute(gg.scale(x, 2.0), backend="CPU:n_threads=1"), 2 * x.numpy())
+    with pytest.raises(gg.TypeMismatch, match="compute takes a Backend, got int"):
+        gg.compute(gg.scale(x, 2.0), backend=1)
+
+
+def test_graphs_plans_and_reports_by_habit():
+    x = gg.from_numpy(gg.Context(), array(4), name="x")
+    y = gg.set_name(gg.scale(x, 2.0), "y")
+    graph = gg.Graph(y)
+    assert list(graph) == graph.nodes == graph[:] and graph[0] is graph["y"] and graph["x"] in graph.leafs
+    with pytest.raises(KeyError, match="no node or leaf of the name 'z'; it has y, x"):
+        graph["z"]
+    cpu = gg.init_backend("CPU", n_threads=1)
+    gg.GraphAllocator(cpu).alloc_graph(graph)
+    with pytest.raises(AttributeError, match=r"a plan has no attribute 'run'; write plan.compute\(\)"):
+        cpu.graph_plan_create(graph).run()
+    with pytest.raises(AttributeError, match="no attribute 'peak_bytes'; it has .*did you mean"):
+        getattr(gg.measure(graph), "peak_bytes")  # noqa: B009
+    with pytest.raises(TypeError, match=r"it is called as profile\(\)"):
+        gg.profile(y)
 
 
 def test_outputs_belong_to_a_graph_and_not_to_its_tensors():

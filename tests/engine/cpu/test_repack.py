@@ -193,15 +193,30 @@ def test_repack_is_yes_or_no(repack, tmp_path):
         load_model(tiny_model.write(tmp_path / "m.gguf"), repack=repack)
 
 
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+def test_rows_of_a_table_are_those_of_the_file(type):
+    """To the bit, by any number of threads; an id out of range stops the graph."""
+    rng, (_, rows) = np.random.default_rng(), repack.unit(type)
+    m = rows * int(rng.integers(1, 6))
+    t, _, ctx = matrix(type, type.block * int(rng.integers(1, max(3, 300 // type.block))) * 8, m)
+    ids = rng.integers(0, m, int(rng.integers(1, 9))).astype(np.int32)
+    plan = planned(y := gg.get_rows(t, gg.from_numpy(ctx, ids)), int(rng.integers(1, 4)))
+    plan.compute()
+    assert plan.numpy(y).tobytes() == np.ascontiguousarray(t.numpy()[ids]).tobytes()
+    assert "repacked" in plan.kernels[0].name
+    with pytest.raises(IndexRangeError, match=str(m)):
+        gg.compute(gg.get_rows(t, gg.from_numpy(ctx, np.array([0, m], np.int32))))
+
+
 def test_other_readers_are_refused():
     t, _, ctx = matrix(gg.F32, 64, 32)
     x = gg.from_numpy(ctx, np.ones((3, 64), np.float32))
     ids = gg.from_numpy(ctx, np.zeros(2, np.int32))
-    rows = gg.view_2d(t, 64, 16, t.nb[1], 0)
-    for y in (gg.get_rows(t, ids), gg.mul_mat(rows, x), gg.cpy(t, ctx.new_tensor(gg.F32, (64, 32)))):
+    rows, copy = gg.view_2d(t, 64, 16, t.nb[1], 0), ctx.new_tensor(gg.F32, (64, 32))
+    for y in (gg.get_rows(rows, ids), gg.mul_mat(rows, x), gg.cpy(t, copy)):
         assert not CPU.device.supports_op(y)
     with pytest.raises(NotSupported, match="lies in CPU_REPACK.*repack=False"):
-        gg.compute(gg.get_rows(t, ids))
+        gg.compute(gg.scale(t, 2.0))
     assert CPU.device.supports_op(gg.mul_mat(t, x)) and CPU.device.supports_buft(REPACK)
 
 
