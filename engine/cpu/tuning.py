@@ -6,7 +6,7 @@
     measured     one thread, weights from memory, rows of two lengths, all taking turns; the least of the rounds
     chosen       the rule's tile unless another is faster by LEAST_GAIN; the layout where one of its tiles is faster
 
-And, of types with tiles of AMX, whether a product of many columns is faster with them.
+And, of types with tiles of AMX, whether a product of many columns is faster with them, and right.
 
 And how much work a node must be to be shared among threads (sharing.py): chains of additions of several sizes, on one
 thread and on all; the least from which on all are faster.
@@ -28,6 +28,7 @@ from ggjit.graphs.graph import Graph
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits, traits_of
 from ggjit.ops.core.types import F32
+from ggjit.ops.core.user_warnings import warn
 from ggjit.ops.elementwise.binary import add
 from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.choices import (
@@ -56,6 +57,7 @@ ROUNDS = 9
 QUICK = {"lengths": LENGTHS[:1], "rounds": 3}
 CHAIN, CHAIN_PROBE = 64, 4096   # additions of a chain, elements of the one whose cost is known
 COLUMNS = 128                   # columns of the product that compares AMX
+AMX_NMSE = 1e-6                 # of its results, BF16 sums in another order
 LEAST_NBYTES = 16 << 20         # smaller weights stay in a cache and are not measured
 
 
@@ -183,8 +185,10 @@ def tune_unknown(types, limit=1.0, now=time.perf_counter):
 
 # ---------------------------------------------------------------- AMX
 def measure_amx(type, rounds=ROUNDS, now=time.perf_counter, used=time.thread_time):
-    """{"amx", "vectors": least seconds} of a product of COLUMNS columns.  now, used: clocks.  Errors: MachineBusy."""
-    backend, ctx, plans = CPU.init_backend("n_threads=1"), Context(), {}
+    """({"amx", "vectors": least seconds} of a product of COLUMNS columns, have both the same results?).
+
+    now, used: clocks.  Errors: MachineBusy."""
+    backend, ctx, plans, results = CPU.init_backend("n_threads=1"), Context(), {}, {}
     try:
         nbytes = MATRIX_ROWS * type.row_nbytes(LENGTHS[0])
         graph = _products(ctx, backend, backend, type, LENGTHS[:1], nbytes, COLUMNS)
@@ -192,23 +196,28 @@ def measure_amx(type, rounds=ROUNDS, now=time.perf_counter, used=time.thread_tim
             with choices.forced_amx(name == "amx"):
                 plans[name] = backend.graph_plan_create(graph)
             plans[name].compute()
-        return in_turns({name: plan.compute for name, plan in plans.items()}, rounds, now, used)
+            results[name] = plans[name].numpy(graph.outputs[0]).astype(np.float64)
+        error = ((results["amx"] - results["vectors"]) ** 2).sum() / (results["vectors"] ** 2).sum()
+        return in_turns({name: plan.compute for name, plan in plans.items()}, rounds, now, used), error <= AMX_NMSE
     finally:
         ctx.free()
 
 
 def tune_amx(types, again=False, **how):
     """Measure and keep whether products of many columns use AMX, of those `types` that have its tiles and no choice yet
-    (again: of all): {type: bool} of the measured.  On a busy machine the rule holds: they do."""
+    (again: of all): {type: bool} of the measured.  Where AMX gives other results, a warning says so: it is not used."""
     made = {}
     for type in types if not choices.SETTING else ():
         if choices.has_amx(type) and (again or choices.kept_amx(type) is None):
             try:
-                seconds = measure_amx(type, **how)
+                seconds, is_right = measure_amx(type, **how)
             except MachineBusy as e:
                 choices.note_busy(type, e)
                 continue
-            made[type] = seconds["amx"] <= seconds["vectors"]
+            if not is_right:
+                warn(f"products of {type.name} by AMX differ from those by AVX-512 on this processor and are not used; "
+                     f"please report it with the output of ggjit info")
+            made[type] = bool(is_right) and seconds["amx"] <= seconds["vectors"]
             choices.keep_amx(type, made[type], seconds)
     return made
 

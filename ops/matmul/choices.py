@@ -10,7 +10,8 @@
 
     kernels/amx-q4_0-KEY.json     {"amx": true, "seconds": {"amx": 0.0081, "vectors": 0.0195}}
 
-    amx         whether products of many columns use the tiles of AMX, where the processor has them; by the rule they do
+    amx         whether products of many columns use the tiles of AMX, where the processor has them; until that was
+                measured they do if GGJIT_CPU=avx512amx asks for it
 
 ggjit.cpu.tuning measures (`ggjit warm-up MODEL` calls it, and `load_model` on a processor that no rule knows); this
 file stores and reads the choice.  KEY is that of a kernel over the type: processor, instruction set, sources.  On
@@ -201,7 +202,7 @@ def by_amx(type, n):
     if _amx.get() is not None:
         return _amx.get()
     found = None if SETTING else kept_amx(type)
-    return found is None or found
+    return isa.AMX_ASKED if found is None else found
 
 
 def forced_amx(use):
@@ -267,7 +268,7 @@ def _amx_choice(found):
 
 @functools.cache
 def kept_amx(type):
-    """Whether AMX was measured to be faster on this machine, or None."""
+    """Whether AMX was measured to be right and faster on this machine, or None."""
     return None if type.is_own else _amx_file(type).read()
 
 

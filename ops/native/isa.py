@@ -106,6 +106,7 @@ WHY_NO_TILES = _why_no_tiles(_told_features())          # "" where it has none, 
 HOST_FEATURES = _told_features() - (_TILES if WHY_NO_TILES else frozenset())
 ISA = _choose(HOST_FEATURES)
 LEVEL, FEATURES = _level(ISA, HOST_FEATURES)
+AMX_ASKED = asked_isa() == "avx512amx"         # used before it was measured
 _MODEL = MODELS.get(LEVEL) or MODELS.get(ISA, PROCESSOR)
 # the processor that LLVM schedules instructions for
 SCHEDULED_AS = _MODEL if PROCESSOR.startswith("znver") else numba.config.CPU_NAME or _MODEL

@@ -135,4 +135,5 @@ def become():
     from ggjit.ops.native import amx, isa
     config.CPU_FEATURES = kept
     assert isa.AMX, isa.LEVEL
+    isa.AMX_ASKED = True
     amx._call = _call

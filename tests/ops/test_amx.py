@@ -112,8 +112,9 @@ def bf16():
 def measured():
     tuning.MATRIX_ROWS, tuning.LENGTHS, tuning.COLUMNS = 32, (512,), 32
     n = sum(t.products for t in twin.THREADS)
-    seconds = tuning.measure_amx(gg.Q8_0, rounds=1, used=iter(range(99)).__next__)
-    if set(seconds) != {{"amx", "vectors"}} or sum(t.products for t in twin.THREADS) - n != 2 * (512 // 32) * 3 * 2:
+    seconds, is_right = tuning.measure_amx(gg.Q8_0, rounds=1, used=iter(range(99)).__next__)
+    n = sum(t.products for t in twin.THREADS) - n
+    if not is_right or set(seconds) != {{"amx", "vectors"}} or n != 2 * (512 // 32) * 3 * 2:
         found.append(f"measured: {{seconds}}")
 
 

@@ -385,10 +385,12 @@ def test_sharing_is_not_chosen_on_a_busy_machine(folder, monkeypatch):
     assert len(list(folder.glob("threads-*.json.busy"))) == 1
 
 
-def test_amx_is_used_until_it_was_measured_to_be_slower(folder, monkeypatch):
+def test_amx_is_used_where_it_is_asked_for_or_was_measured_to_be_faster(folder, monkeypatch):
     monkeypatch.setattr(choices, "has_amx", lambda type: type is gg.Q4_0)
     seconds = {"amx": 2.0, "vectors": 1.0}
-    monkeypatch.setattr(tuning, "measure_amx", lambda type, **how: seconds)
+    monkeypatch.setattr(tuning, "measure_amx", lambda type, **how: (seconds, True))
+    assert not choices.by_amx(gg.Q4_0, 16)
+    monkeypatch.setattr(isa, "AMX_ASKED", True)
     assert choices.by_amx(gg.Q4_0, 16) and not choices.by_amx(gg.Q4_0, 15) and not choices.by_amx(gg.Q8_0, 16)
     assert tuning.tune_amx([gg.Q4_0, gg.Q8_0]) == {gg.Q4_0: False} and not choices.by_amx(gg.Q4_0, 128)
     with choices.forced_amx(True):
@@ -401,13 +403,21 @@ def test_amx_is_used_until_it_was_measured_to_be_slower(folder, monkeypatch):
     assert choices.by_amx(gg.Q4_0, 128) and tuning.tune_amx([gg.Q4_0], again=True) == {}
 
 
+def test_amx_that_gives_other_results_is_not_used(folder, monkeypatch):
+    monkeypatch.setattr(choices, "has_amx", lambda type: type is gg.Q4_0)
+    monkeypatch.setattr(tuning, "measure_amx", lambda type, **how: ({"amx": 1.0, "vectors": 2.0}, False))
+    with pytest.warns(UserWarning, match="q4_0 by AMX differ"):
+        assert tuning.tune_amx([gg.Q4_0]) == {gg.Q4_0: False}
+    assert not choices.by_amx(gg.Q4_0, 128)
+
+
 def test_a_busy_machine_measures_amx_later(folder, monkeypatch):
     monkeypatch.setattr(choices, "has_amx", lambda type: True)
 
     def busy(type, **how):
         raise measured.MachineBusy("busy")
     monkeypatch.setattr(tuning, "measure_amx", busy)
-    assert tuning.tune_amx([gg.Q4_0]) == {} and choices.by_amx(gg.Q4_0, 128)
+    assert tuning.tune_amx([gg.Q4_0]) == {} and not choices.by_amx(gg.Q4_0, 128)
     assert choices.busy_seconds(gg.Q4_0) < measured.AGAIN_SECONDS
 
 
@@ -417,5 +427,6 @@ def test_a_damaged_choice_of_amx_counts_as_none(folder, monkeypatch):
     path, = folder.glob("amx-q4_0-*.json")
     path.write_text('{"amx": 3, "seconds": {}}')
     choices.kept_amx.cache_clear()
+    monkeypatch.setattr(isa, "AMX_ASKED", True)
     with pytest.warns(UserWarning, match="is not used"):
         assert choices.by_amx(gg.Q4_0, 128)
