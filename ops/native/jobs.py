@@ -18,8 +18,10 @@ walk = None                     # walk(row, share): by all threads or one; set b
 
 
 def run(address, n_elements, params):
-    """Call the kernel at `address`, on all threads if there is enough work, else on this one.  Errors: what signal
-    handlers raise."""
+    """Call the kernel at `address`, on all threads if there is enough work, else on this one; not where there is no
+    element: rows without one may be more than can be counted through.  Errors: what signal handlers raise."""
+    if n_elements == 0:
+        return
     n = node_words(0)
     store = np.zeros(n + 8, np.int64)
     skip = -(store.__array_interface__["data"][0] // WORD) % 8          # rows start at cache lines

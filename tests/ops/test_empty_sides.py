@@ -90,3 +90,12 @@ print(n)
 """)
     child.close()
     assert not done.returncode and int(done.stdout) > 500, done.stderr
+
+
+@pytest.mark.parametrize("type", [gg.BF16, gg.Q4_0, gg.IQ4_NL], ids=repr)
+def test_many_rows_without_a_value_are_converted_at_once(type):
+    shape = (32, LONG, 5, 0)
+    raw = gg.quantize(type, np.empty(shape, np.float32))
+    assert raw.shape == shape and gg.dequantize(type, raw, shape).shape == shape
+    t = gg.tensor(np.empty(shape, np.float32), type=type)
+    assert t.numpy().shape == shape
