@@ -9,8 +9,8 @@ little beside the work, and threads that go on early take other rows of the next
 thread 0 runs alone come in order, so they wait for each other in any case, and share their work memory.  Counted in
 benchmarks/core_traffic.py.
 """
-from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import ops_with
+from ggjit.ops.matmul.one_column import is_product
 from ggjit.ops.native.node import LINE
 
 MOST = 32                       # nodes of a phase that another one is compared with; with more, threads meet
@@ -22,7 +22,7 @@ class _Use:
 
     def __init__(self, part, n_tasks, where, updating):
         self.alone, self.of_user = n_tasks == 1, hasattr(part.kernel, "code")
-        self.one_column = part.t.ne[1:] == (1, 1, 1) and any(t.op is OP.MUL_MAT for t in part.nodes)
+        self.one_column = any(map(is_product, part.nodes))
         self.work_nbytes = _whole_lines(part.kernel.work_nbytes)
         written = [*part.stored, *(part.t.src[j] for j in updating.get(part.t.op, ()))]
         self.writes = [_lines(t, where) for t in written]

@@ -14,8 +14,9 @@ import math
 
 import numpy as np
 
-from ggjit.ops.core.record import N_WORK, OP, WORD
+from ggjit.ops.core.record import N_WORK, WORD
 from ggjit.ops.core.spec import ops_with
+from ggjit.ops.cuda.matmul.mul_mat import reads_all_weights, reads_weights
 from ggjit.ops.cuda.native import walk
 
 COUNTER_NBYTES = 128            # of the arrivals of blocks: a line of its own, in front of the table
@@ -56,8 +57,7 @@ def steps(plan, left_out):
         scratch = ((first, first + kernel.work_nbytes),) if kernel.work_nbytes else ()
         reads = tuple(bytes_of(s) for s in t.src if s is not None)
         results = tuple(bytes_of(x) for x in (t, *(t.src[i] for i in updating.get(t.op, ()))))
-        weights = reads[0] if t.op is OP.MUL_MAT else (0, 0)            # which experts are used is not known yet
-        is_product = t.op in (OP.MUL_MAT, OP.MUL_MAT_ID)
+        weights, is_product = reads[0] if reads_all_weights(t) else (0, 0), reads_weights(t)
         for launch in kernel.launches:
             if number not in left_out:
                 writes = (() if launch.leaves else results) + (scratch if launch.work_nbytes else ())

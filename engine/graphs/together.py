@@ -7,7 +7,8 @@ Their results live a little longer; of one column they are small beside the aren
 """
 from ggjit.core.table import TABLE
 from ggjit.core.versions import written
-from ggjit.ops.core.record import OP, T_BUFFER
+from ggjit.ops.core.record import T_BUFFER
+from ggjit.ops.matmul.one_column import has_bias, is_leaf, is_product
 
 
 def together(nodes):
@@ -15,8 +16,8 @@ def together(nodes):
     out, groups, last_write, i = [], {}, {}, 0
     while i < len(nodes):
         t = nodes[i]
-        if _is_product(t):
-            unit = nodes[i:i + 1 + _has_bias(nodes, i)]
+        if _moves(t):
+            unit = nodes[i:i + 1 + (i + 1 < len(nodes) and has_bias(nodes[i + 1], t))]
             first, group = groups.get(t.src[1].id, (i, None))
             if group is None or any(last_write.get(x.base.id, -1) >= first for u in unit for x in u.src):
                 groups[t.src[1].id] = i, (group := [])
@@ -31,15 +32,5 @@ def together(nodes):
     return [t for group in out for t in group]
 
 
-def _is_leaf(t):
-    return t.op == OP.NONE and t.view_src is None
-
-
-def _is_product(t):
-    return t.op == OP.MUL_MAT and t.ne[1:] == (1, 1, 1) and _is_leaf(t.src[0]) and TABLE.words[t.id, T_BUFFER] < 0
-
-
-def _has_bias(nodes, i):
-    """Is what follows the sum of the product and a leaf?"""
-    t = nodes[min(i + 1, len(nodes) - 1)]
-    return t.op == OP.ADD and t.src[0].id == nodes[i].id and _is_leaf(t.src[1]) and t.view_src is None
+def _moves(t):
+    return is_product(t) and is_leaf(t.src[0]) and TABLE.words[t.id, T_BUFFER] < 0

@@ -1,10 +1,27 @@
-"""A product of one float32 column in parts, for kernels that do more than the product (ops/fused/column.py).
+"""A product of one float32 column: what is one, and its parts, for kernels that do more (ops/fused/column.py).
 
     y = prepare(x)                          each thread for itself
     d[r] = sum over k of a[r][k] y[k]       for rows r = start ... stop - 1, as many at a time as threads take
 """
 from collections.abc import Callable
 from typing import NamedTuple
+
+from ggjit.ops.core.record import OP
+
+
+def is_product(t):
+    """Is it a product of a matrix and one column?"""
+    return t.op == OP.MUL_MAT and t.ne[1:] == (1, 1, 1)
+
+
+def has_bias(t, product):
+    """Does node t add a leaf to the product?"""
+    return t.op == OP.ADD and t.src[0].id == product.id and is_leaf(t.src[1]) and t.view_src is None
+
+
+def is_leaf(t):
+    """Has it memory of its own that no node writes?"""
+    return t.op == OP.NONE and t.view_src is None
 
 
 class ColumnParts(NamedTuple):

@@ -55,3 +55,13 @@ def _after_columns(a, b, made):
 
 
 CUDA = {OP.MUL_MAT: _mul_mat, OP.MUL_MAT_ID: _mul_mat_id}
+
+
+def reads_weights(t):
+    """Does the node read weights, for which all of a GPU's bandwidth is wanted?"""
+    return t.op in CUDA
+
+
+def reads_all_weights(t):
+    """Are they all of its first source?  Which experts are used is known only when it runs."""
+    return t.op is OP.MUL_MAT
