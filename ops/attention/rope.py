@@ -59,6 +59,9 @@ from ggjit.ops.types.shared.rows import ROW
 f32 = types.float32
 
 
+MAX_SCALE = 1024                # of angles
+
+
 # ---------------------------------------------------------------- builders
 def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_place=False):
     name = op.name.lower()
@@ -74,6 +77,10 @@ def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_
         raise ParamError(f"{name}: n_dims must be even, 2 to ne0 = {a.ne[0]} (vision: ne0 / 2), got {n_dims}")
     if not is_whole(n_ctx_orig, 0, (1 << 31) - 1):
         raise ParamError(f"{name}: n_ctx_orig is a number of tokens, 0 or more, got {n_ctx_orig!r}")
+    for what, x in zip(("freq_scale", "ext_factor"), floats[1:3], strict=True):
+        if not abs(float(x)) <= MAX_SCALE:
+            raise ParamError(f"{name}: {what} lies between -{MAX_SCALE} and {MAX_SCALE}, got {x!r}; larger angles have "
+                             f"no digits left in float32")
     if not 0 <= n_offs <= a.ne[0] - n_dims * (2 if mode == ra.VISION else 1):
         raise ParamError(f"{name}: n_offs {n_offs} + n_dims {n_dims} do not fit a head of {a.ne[0]}")
     sections = tuple(whole(name, "a section", n) for n in sections)
@@ -117,8 +124,9 @@ def rope_ext(a: Tensor, b: Tensor, c: Tensor, n_dims: int, mode: int, n_ctx_orig
     None.  mode: 0 adjacent pairs (2 i, 2 i + 1), 2 (NEOX) halves (i, i + n_dims / 2).  ext_factor != 0: YaRN (arXiv
     2309.00071; n_ctx_orig, beta_fast, beta_slow place its ramp), which scales cos and sin by 1 + 0.1 ln(1 / freq_scale)
     as well.  NumPy: a (seqs, tokens, heads, head).  op params: -, n_dims, mode, -, n_ctx_orig, then the six floats in
-    their order.  Errors: ParamError (mode, n_dims), ShapeError, TypeMismatch; IndexRangeError at run time for positions
-    outside [-2^24, 2^24] (ggml rounds them to float32 and goes on).  Source: ggml_rope_ext; arXiv 2104.09864.
+    their order.  Errors: ParamError (mode, n_dims, scales beyond 1,024), ShapeError, TypeMismatch; IndexRangeError at
+    run time for positions outside [-2^24, 2^24] (ggml rounds them to float32 and goes on).  Source: ggml_rope_ext;
+    arXiv 2104.09864.
     """
     floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return _node(OP.ROPE, a, b, c, n_dims, NO_SECTIONS, mode, n_ctx_orig, floats)

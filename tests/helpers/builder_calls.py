@@ -141,7 +141,9 @@ def build(name, args, seed, memory=on_the_host):
 def changed(arg, what, *how):
     """An argument after one change; those that do not apply leave it as it is."""
     if isinstance(arg, Result):
-        i = next(i for i, a in enumerate(arg.args) if isinstance(a, Leaf))
+        i = next((i for i, a in enumerate(arg.args) if isinstance(a, Leaf | Result)), None)
+        if i is None:
+            return arg
         return Result(arg.name, [*arg.args[:i], changed(arg.args[i], what, *how), *arg.args[i + 1:]])
     if what == "leaf":
         return Leaf(gg.F32, tuple(how[0]), None)

@@ -71,6 +71,15 @@ def test_strided_small_operands_are_refused():
     np.testing.assert_allclose(gg.compute(gg.rope(x, gg.cont(ids), 16, 0)).shape, (4, 2, 16))
 
 
+@pytest.mark.parametrize("freq_scale,ext_factor", [(2.0 ** 31, 0.0), (-1e20, 0.0), (1.0, 2.0 ** 31), (np.nan, 0.0)])
+def test_a_scale_leaves_digits_of_the_angle(freq_scale, ext_factor):
+    with gg.Context() as ctx:
+        a, ids = ctx.new_tensor(gg.F32, (64, 2, 3)), ctx.new_tensor(gg.I32, (3,))
+        with pytest.raises(gg.ParamError, match="no digits left in float32"):
+            gg.rope_ext(a, ids, None, 64, 0, 0, 1e4, freq_scale, ext_factor, 1.0, 32.0, 1.0)
+        gg.rope_ext(a, ids, None, 64, 0, 4096, 1e4, 0.25, 1.0, 1.0, 32.0, 1.0)
+
+
 @pytest.mark.parametrize("n_ctx_orig", [-1, -np.inf, 1.5])
 def test_a_context_is_a_number_of_tokens(n_ctx_orig):
     with gg.Context() as ctx:
