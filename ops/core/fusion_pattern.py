@@ -5,7 +5,8 @@
     one kernel              x (stored only if          d
                             another node reads it)
 
-Nodes that are little work beside what reads them may be computed again by every reader, which then waits for nobody:
+Nodes that are little work beside what reads them may be computed again by every thread of every reader.  Then no thread
+waits for another one's result:
 
     rms_norm -> mul -> q        one kernel for each product (again = 2); the norm's result is not stored
                     -> k

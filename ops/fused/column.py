@@ -9,7 +9,8 @@ and each finishes its own while they are in the first-level cache.  Norms, tiles
 kernels, with the values in memory in between, so the bytes are the same.  What it is worth:
 benchmarks/results/fusion.md; how often threads meet: benchmarks/results/core-traffic.md.
 
-One thread waits for nobody: it computes a norm once for all products that read it, and only gated units are one kernel.
+A plan of one thread has no waits to save: it computes a norm once for all products that read it, and only gated units
+are one kernel.
 """
 import functools
 import itertools
@@ -120,7 +121,7 @@ def fused(n_before, nodes, stored, kernels, n_threads):
                     lambda: _make(run.steps if run else [], column, after, len(made), len(products)),
                     max(kernel.cost for kernel in kernels), n_threads * own_nbytes,
                     (mul_mat.__name__, *kernels[n_before].modules))
-    # what all threads read must stay: a result may lie over none of it, whoever else reads it row by row
+    # every thread reads the whole column: the result may not lie over it, even where `after` reads that tensor by row
     by_row = tuple(t for t in after.reads if t.id not in {x.id for x in made})
     ahead = made if n_threads == 1 and column.panel_nbytes else ()
     return FusedKernel(kernel, reads, (run.eps if run else 0, own_nbytes, *after.params), by_row, ahead)
