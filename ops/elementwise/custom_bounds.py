@@ -122,16 +122,16 @@ class _ReadValues:
         return any(v.name in self.marked for v in value.list_vars())
 
     def _written_by(self, value):
-        """Variables that a call with a marked argument may write to: lists and arrays made here."""
+        """Lists and arrays made here that a call with a marked argument may write to: arguments, and what it is a
+        method of."""
         from numba.core import ir
         if not isinstance(value, ir.Expr) or value.op != "call":
             return []
-        func = self._defined(value.func)
-        is_method = isinstance(func, ir.Expr) and func.op == "getattr" and isinstance(self._defined(func.value), ir.Expr)
-        given = [*value.args, *(v for _, v in value.kws)]
+        given, func = [*value.args, *(v for _, v in value.kws)], self._defined(value.func)
         if not any(v.name in self.marked for v in given):
             return []
-        return [v.name for v in (*given, *([func.value] if is_method else ())) if self._is_made_here(v)]
+        owner = [func.value] if isinstance(func, ir.Expr) and func.op == "getattr" else []
+        return [v.name for v in (*given, *owner) if self._is_made_here(v)]
 
     def _is_made_here(self, v):
         from numba.core import ir
@@ -140,8 +140,8 @@ class _ReadValues:
             self._called(made), "__module__", "").startswith("numpy"))
 
     def _mark_decided(self):
-        """Mark what is assigned where a marked value decides whether it is: but for other names, and tuples of names, of
-        what was computed elsewhere, if they are read there alone."""
+        """Mark what is assigned where a marked value decides whether it is.  A name, or a tuple of names, for what was
+        computed elsewhere is not marked if it is read there alone."""
         from numba.core import ir
         from numba.core.analysis import compute_cfg_from_blocks
         graph = compute_cfg_from_blocks(self.code.blocks)
