@@ -386,8 +386,9 @@ def test_results_are_reached_as_arrays(model):
     np.testing.assert_array_equal(np.asarray(why), why.scores)
     np.testing.assert_array_equal(maps[-1], maps.weights[max(maps.weights)])
     assert [a.shape for a in maps] == [a.shape for a in maps.weights.values()]
-    with pytest.raises(IndexError, match="layer 99 has no attention weights; those that do: 0, 1"):
-        maps[99]
+    for wrong in (99, slice(0, 2)):
+        with pytest.raises(IndexError, match=r"layer (99|slice.*) has no attention weights; those that do: 0, 1"):
+            maps[wrong]
     with pytest.raises(AttributeError, match="no attribute 'value'; it has .*norms, plot.*did you mean values"):
         getattr(states, "value")  # noqa: B009
 

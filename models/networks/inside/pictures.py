@@ -115,7 +115,7 @@ class AttentionMaps(PlotRepr):
         """(n_head, n_tokens, n_tokens) of a layer; a negative one counts from the last layer that has attention."""
         if is_whole(layer, -len(self.weights), -1):
             return [*self.weights.values()][layer]
-        if layer not in self.weights:
+        if not is_whole(layer) or layer not in self.weights:
             raise IndexRangeError(self._lacks(layer))
         return self.weights[layer]
 
