@@ -145,6 +145,8 @@ def test_a_response_calls_functions(ai):
     ({"input": "a", "background": True}, "stores none: send the items of the conversation in `input`"),
     ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0] has the type 'web_search'"),
     ({"input": "a", "tool_choice": "required"}, "there are no tools"),
+    ({"input": "a", "tools": [{"type": "function", "name": {}}], "tool_choice": {
+        "type": "allowed_tools", "tools": [{"name": {}}]}}, "tools[0] is no function"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0] has the type 'item_reference'"),
     ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "has a part of type 'input_file'"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "no text"),

@@ -103,7 +103,7 @@ def _tools(body):
                              f"the client")
     choice = body.get("tool_choice", "auto")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        allowed = {t.get("name") for t in forms.field(choice, "tools", list, []) if isinstance(t, dict)}
+        allowed = [t.get("name") for t in forms.field(choice, "tools", list, []) if isinstance(t, dict)]
         tools, choice = [t for t in tools if t.get("name") in allowed], choice.get("mode", "auto")
     return [{"type": "function", "function": {k: v for k, v in t.items() if k != "type"}} for t in tools], choice
 
