@@ -158,6 +158,13 @@ def test_bad_requests_for_responses(asked, words, m):
         assert words in ask(client, 400, "/v1/responses", **asked)["error"]["message"]
 
 
+def test_a_stream_repeats_a_lone_surrogate_as_its_escape(m):
+    asked = b'{"input": "Emma", "max_output_tokens": 2, "stream": true, "metadata": {"of": "\\ud800"}}'
+    with serving(m, **CHATML) as (client, _):
+        stream = client.post("/v1/responses", content=asked).text
+    assert r'{"of": "\ud800"}' in stream and "event: response.incomplete" in stream
+
+
 def test_an_error_within_a_stream_of_responses(ai, m, monkeypatch):
     slowed(m, monkeypatch)
     with serving(m, limits=Limits(seconds=0.3), **CHATML) as (client, _):

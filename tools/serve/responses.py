@@ -111,7 +111,7 @@ def _tools(body):
 # ---------------------------------------------------------------- the answer
 class ResponseForm(ChatForm):
     """/v1/responses.  body: the request, of which the answer repeats some fields."""
-    prefix, tells_usage, DONE = "resp", True, ""
+    prefix, tells_usage, DONE = "resp", True, b""
 
     def __init__(self, name, tools, body):
         super().__init__(name, tools)
@@ -219,7 +219,7 @@ class ResponseForm(ChatForm):
         return self._event("error", message=inner["message"], code=str(inner["code"]), param=None)
 
     def sent(self, event):
-        return f"event: {event['type']}\n{super().sent(event)}"
+        return f"event: {event['type']}\n".encode() + super().sent(event)
 
 
 def _usage(usage):
