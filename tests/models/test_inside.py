@@ -388,6 +388,7 @@ def test_results_are_reached_as_arrays(model):
     assert [a.shape for a in maps] == [a.shape for a in maps.weights.values()]
     np.testing.assert_array_equal(maps[0, 1], maps.weights[0][1])
     for wrong, said in ((lambda: maps[99], "layer 99 has no attention weights; those that do: 0, 1"),
+                        (lambda: maps[:2], "layer slice.* has no attention weights"),
                         (lambda: states[99], r"HiddenStates\[99\]: .* array of shape"),
                         (lambda: states["l_out"], "'l_out'")):
         with pytest.raises(gg.IndexRangeError, match=said):

@@ -119,7 +119,7 @@ class AttentionMaps(PlotRepr):
             return self[layer[0]][layer[1:]]
         if is_whole(layer, -len(self.weights), -1):
             return [*self.weights.values()][layer]
-        if layer not in self.weights:
+        if not is_whole(layer) or layer not in self.weights:
             raise IndexRangeError(self._lacks(layer))
         return self.weights[layer]
 
