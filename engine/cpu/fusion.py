@@ -139,7 +139,7 @@ class _Fusing:
             own = found.nodes[n:]
             left -= sum(s.id == made.id for t in own for s in t.src)
             at += len(own)
-            out.append(found if not out else found._replace(nodes=own, left_out=frozenset()))
+            out.append(found if not out else found._replace(nodes=own, left_out=found.left_out & {t.id for t in own}))
         return out if left == 0 else None
 
     def _matched(self, fusion, run, free=-1):
