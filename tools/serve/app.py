@@ -8,7 +8,6 @@ the server stops.  A client that goes away has its sequences cancelled.
 import asyncio
 import contextlib
 import hmac
-import json
 import re
 import time
 
@@ -32,11 +31,11 @@ from ggjit.ops.core.errors import (
 )
 from ggjit.ops.core.json_text import parse_json
 from ggjit.tools.serve import forms
-from ggjit.tools.serve.answers import ChatForm, FilledForm, TextForm
+from ggjit.tools.serve.answers import ChatForm, FilledForm, TextForm, as_json
 from ggjit.tools.serve.page import page
 from ggjit.tools.serve.responses import ResponseForm, chat_body
 
-PUBLIC = {"/", "/health", "/v1/health", "/models", "/v1/models"}         # without a key, as in llama.cpp
+PUBLIC = {"/", "/health", "/v1/health", "/models", "/v1/models"}    # without a key, as in llama.cpp
 STATUS = ((QueueFull, 429, "rate_limit_error"), (NotSupported, 501, "not_supported_error"),
           (MissingExtra, 501, "not_supported_error"), (OutOfMemory, 503, "unavailable_error"),
           (Cancelled, 503, "unavailable_error"), (ModelError, 501, "not_supported_error"),
@@ -446,9 +445,7 @@ class ModelServer:
 # ---------------------------------------------------------------- small parts
 def _json(content, status=200, headers=None):
     from starlette.responses import Response
-    # a lone surrogate, as in an error about one, becomes its escape
-    text = json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return Response(text, status, headers, "application/json")
+    return Response(as_json(content), status, headers, "application/json")
 
 
 def _vector(v, form):
