@@ -10,7 +10,8 @@ from ggjit.models.networks.texts.batches import padded_count
 from ggjit.models.text.running_batch import LEAST_PIECE, RunningBatch
 from ggjit.ops.core.errors import GgjitError
 
-LENGTHS = 2, 3, 4, 5, 6, 7, 8, 12, 17, 24, 32, 48, 64, 100, LEAST_PIECE      # tokens: kernels differ by the number of columns
+# tokens: kernels differ by the number of columns
+LENGTHS = 2, 3, 4, 5, 6, 7, 8, 12, 17, 24, 32, 48, 64, 100, LEAST_PIECE
 
 
 def warm_up(model, template=None):
