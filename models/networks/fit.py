@@ -234,6 +234,8 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
     Nothing is allocated and no weight is read; what is proposed stays below the limit by what announcements may be off.
     Errors: BudgetError with `.minimum`, the least bytes that are enough; ParamError.
     """
+    if memory is None:
+        raise ParamError('fit: memory is needed: bytes that the process may take, such as memory="8G"')
     limit = nbytes_of(memory, "fit: memory")
     file = model_file(model)
     search = _Search(file, limit, devices, default_threads() if n_threads is None else n_threads, options)

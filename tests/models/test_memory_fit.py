@@ -12,6 +12,7 @@ from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models import smollm2_path
 from ggjit.models.files import smollm2
 from ggjit.models.networks.fit import BATCHES, KV_TYPES, Fit, Setting
+from ggjit.ops.core import machine
 
 # bytes beside what the process holds: {what is tried: (bytes, what is asked for)}
 ROOMS = {"weights streamed": (130 << 20, {}), "a short context": (175 << 20, {}), "repacked": (260 << 20, {}),
@@ -90,6 +91,16 @@ def test_too_little_says_the_least_that_is_enough(shape):
     for bad in ("8X", "", "-1", 0):
         with pytest.raises(gg.ParamError, match="a size is a number of bytes"):
             gg.fit(shape, memory=bad)
+    with pytest.raises(gg.ParamError, match="memory is needed"):
+        gg.fit(shape)
+    with pytest.raises(gg.TypeMismatch, match="from its file: a path, not a dict"):
+        gg.fit({}, memory=1e9)
+
+
+def test_a_context_beyond_memory_is_refused_before_memory_is_touched(shape, monkeypatch):
+    monkeypatch.setattr(machine, "available_nbytes", lambda: 1000)
+    with pytest.raises(gg.OutOfMemory, match="context of 2048 .less with a smaller n_ctx"):
+        gg.fit(shape, memory=1e9, n_ctx=2048)
 
 
 def test_experts_and_layers_by_device(tmp_path):
