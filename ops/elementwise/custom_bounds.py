@@ -3,7 +3,7 @@
 `bounds_checked(f)` compiles f again with bounds checks, and with it every @njit function that f calls by name or as
 `module.name`: Numba checks only what is compiled so.
 
-`indexes_by_values(f, n)` says whether an index of f comes from values that it reads, as in `dst[i] = a[rows[i]]`.  Runs
+`indexes_by_values(f, n)` says whether an index of f depends on values that it reads, as in `dst[i] = a[rows[i]]`.  Runs
 that went well say nothing of later ones then.  It follows Numba's code before types: values read from the first n
 arguments are marked, so is all that is computed from them, and what is computed where a marked value decides whether it
 is, as in `if a[i] == 0: break`, until nothing new is marked.  Shapes and lengths are not values.
@@ -66,7 +66,7 @@ def _checked(value, used, made):
 
 # ---------------------------------------------------------------- indices
 def indexes_by_values(function, n):
-    """Does an index of the @njit function, or of one that it calls, come from values in its first n arguments?"""
+    """Does an index of the @njit function, or of one that it calls, depend on values in its first n arguments?"""
     from numba.core.errors import NumbaError
     try:
         return _depends(function, frozenset(range(n)), set())
