@@ -227,10 +227,10 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
 
 
 @oom_guard("rematerialize")
-def within(graph, budget, target, cut=True):
+def within(graph, budget, target, cut=True, quick=False):
     """(graph of `rematerialize`, its peak), or (None, the fewest bytes that were reached): no error, which would look
-    for a remedy."""
-    new, least = _fitting(_units(graph, target, None), budget, cut, quick=True)
+    for a remedy.  quick: a number of bytes that is enough is found sooner, but is not the least."""
+    new, least = _fitting(_units(graph, target, None), budget, cut, quick)
     return new, (new or least).peak
 
 
