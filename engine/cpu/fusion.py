@@ -18,7 +18,8 @@ import itertools
 import numpy as np
 
 from ggjit.core.table import TABLE
-from ggjit.graphs.plan_node import N_PARAM_WORDS, PlanNode
+from ggjit.graphs.node_kinds import N_PARAM_WORDS
+from ggjit.graphs.plan_node import PlanNode
 from ggjit.graphs.plan_places import PlanPlaces
 from ggjit.ops.core.fusion_pattern import all_fusions
 from ggjit.ops.core.record import FLAG_COMPUTE, MAX_SRC, T_BUFFER, T_FLAGS, T_OP, T_SRC, T_VIEW_SRC, T_WORDS
