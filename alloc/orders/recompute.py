@@ -98,7 +98,15 @@ class Recomputation:
                 high = middle
             else:
                 low = middle
-        return self.fit(high)
+        return self._first(high)
+
+    def _first(self, limit):
+        """The Schedule of the first plan that is found within `limit` bytes: its peak matters, its cost little."""
+        if self.plain.peak <= limit:
+            return self.plain
+        record = self._record(limit)
+        makers = (self._greedy, *map(self._rule, RULES + MORE[:1]))
+        return next((s for s in (self._polished(record, make) for make in makers) if s is not None), None)
 
     def _can(self, limit):
         """Whether a schedule of at most `limit` bytes is found."""

@@ -200,19 +200,20 @@ class Cut:
                    self.same_bits and more.same_bits)
 
 
-def cut(graph, start, n_chunks, rank, hazards, rounded, short=False):
+def cut(graph, start, n_chunks, rank, hazards, rounded, short=False, around=None):
     """The Cut of a graph around node `start` into about n_chunks chunks; None where its rows meet at once.
 
     rank: {id: moment} of the nodes now.  hazards: {id of a node that reads or writes what is written in place: ids of
     nodes that have to come before it}; they stay as they are.  rounded: whether results may be rounded otherwise.
-    short: as of a _Region.
+    short: as of a _Region.  around: ids of nodes of which the region has to hold one, else None is returned.
     """
     n = start.ne[last_axis(start)]
     bounds = _bounds(n, n_chunks)
     if len(bounds) <= 2:
         return None
     region = _Region(graph, start, hazards, rounded, short)
-    found = _Builder(graph, region, bounds, rank).build() if region.axis else None
+    is_there = region.axis and (around is None or not around.isdisjoint(region.needs))
+    found = _Builder(graph, region, bounds, rank).build() if is_there else None
     return found if rounded or found and found.same_bits else None
 
 

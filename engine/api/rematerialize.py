@@ -230,12 +230,15 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
 def within(graph, budget, target, cut=True):
     """(graph of `rematerialize`, its peak), or (None, the fewest bytes that were reached): no error, which would look
     for a remedy."""
-    new, least = _fitting(_units(graph, target, None), budget, cut)
+    new, least = _fitting(_units(graph, target, None), budget, cut, quick=True)
     return new, (new or least).peak
 
 
-def _fitting(units, budget, cut):
-    """(a graph that fits into `budget`, None), or (None, the one of the fewest bytes)."""
+def _fitting(units, budget, cut, quick=False):
+    """(a graph that fits into `budget`, None), or (None, the one of the fewest bytes).
+
+    quick: where a node with its inputs is larger than the budget, only the sorted orders are searched for the fewest
+    bytes: the others take longer to make, and cannot fit."""
     problems = _Orders(units)
     given = problems.given
     if given.numbers.plain.peak <= budget:
@@ -245,14 +248,15 @@ def _fitting(units, budget, cut):
     new = _cheapest(problems, budget) if given.numbers.least_node <= budget else None
     if new is not None:
         return new if new.extra < COSTLY_SHARE or not cut else _or_in_rows(new, units, budget, cut), None
-    least = _least(problems, budget)
+    least = _least(problems, budget, sorted_only=quick and given.numbers.least_node > budget)
     if least.peak <= budget:
         return least, None
     for rounded in _CUTS[cut]:
         new, cut_graph = _in_rows(units, budget, rounded)
         if new is not None:
             return new, None
-        smaller = None if cut_graph is None else _least(_Orders(cut_graph.units), budget, least.peak)
+        smaller = None if cut_graph is None else _least(_Orders(cut_graph.units), budget, least.peak,
+                                                        quick and cut_graph.lower_bound > budget)
         least = least if smaller is None else cut_graph.of_original(smaller)
     return (least, None) if least.peak <= budget else (None, least)
 
@@ -277,10 +281,10 @@ def _units(graph, target, profile):
     return RematNodes(graph, buft, {} if profile is None else _seconds(profile))
 
 
-def _least(problems, budget, below=None):
+def _least(problems, budget, below=None, sorted_only=False):
     """The graph of the least peak that was found; None where that is not less than `below`."""
     best = None
-    for p in itertools.chain.from_iterable(problems):
+    for p in itertools.chain.from_iterable(itertools.islice(problems, 1 if sorted_only else None)):
         schedule = p.numbers.least(below)
         new = None if schedule is None else p.graph_of(schedule, budget, LEAST_NODES)
         if new is not None and (below is None or new.peak < below):
@@ -345,18 +349,27 @@ class _CutGraph:
     def _tried(self, start, alike, n_chunks):
         """A cut on trial; in fewer chunks where so many have too few rows for the kernel of all rows."""
         while n_chunks > 1:
-            found = self.cut(start, alike, n_chunks)
+            found = self.cut(start, alike, n_chunks, self._largest)
             if found is not None or self.rounded:
                 return found
             n_chunks //= 2
         return None
 
-    def cut(self, start, alike, n_chunks):
+    @functools.cached_property
+    def _largest(self):
+        """Ids of the largest node and of what it reads: a cut of anything else leaves the lower bound as it is."""
+        p = self.units.numbers
+        k = int(p.node_nbytes().argmax())
+        t = self.units.tensors[k]
+        return {t.id, *(s.id for s in t.src if s is not None),
+                *(self.units.tensors[j].id for j in p.idx[p.ptr[k]:p.ptr[k + 1]].tolist())}
+
+    def cut(self, start, alike, n_chunks, around=None):
         """A _CutGraph in which the region around a node, or around all nodes like it, is also cut, into so many chunks;
-        None where its rows depend on each other."""
+        None where its rows depend on each other, or a region around one node holds none of the ids `around`."""
         units = self.units
-        found = (cut_alike if alike else cut_rows)(units.graph, start, n_chunks, units.ranks, units.hazards,
-                                                   self.rounded)
+        about = units.graph, start, n_chunks, units.ranks, units.hazards, self.rounded
+        found = cut_alike(*about) if alike else cut_rows(*about, around=around)
         return None if found is None else self._of(found)
 
     def _large(self):

@@ -24,10 +24,10 @@ _SIZE = re.compile(r"(?=\.?\d)(\d*)\.?(\d*)(?:e\+?(\d{1,2}))?\s*([kmgt]?)(i?)b?"
 
 
 def nbytes_of(value, what):
-    """A number of bytes: a whole number, or a text such as "1500000000", "8e9", "8G", "512 MB" or "8GiB"; a k is 1000,
-    a Ki is 1024.  Errors: ParamError, TypeMismatch."""
+    """A number of bytes: a whole number (1e9, too), or a text such as "1500000000", "8e9", "8G", "512 MB" or "8GiB"; a
+    k is 1000, a Ki is 1024.  Errors: ParamError, TypeMismatch."""
     if not isinstance(value, str):
-        n = whole(value, what)
+        n = whole(int(value) if isinstance(value, float) and value.is_integer() else value, what)
     else:
         found = _SIZE.fullmatch(value.strip())
         n = 0

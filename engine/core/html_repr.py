@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ggjit.alloc.report import mib
-from ggjit.ops.core.errors import MissingExtra, NotSupported, extra, no_attribute
+from ggjit.ops.core.errors import IndexRangeError, MissingExtra, NotSupported, extra, no_attribute
 from ggjit.ops.core.printable import TEXT, printable
 
 
@@ -81,7 +81,11 @@ class Arrayed:
         return len(getattr(self, self.ARRAY))
 
     def __getitem__(self, index):
-        return getattr(self, self.ARRAY)[index]
+        try:
+            return getattr(self, self.ARRAY)[index]
+        except IndexError:
+            raise IndexRangeError(f"{type(self).__name__}[{index!r}]: indices are those of an array of shape "
+                                  f"{self.shape}") from None
 
     def __iter__(self):
         return iter(getattr(self, self.ARRAY))

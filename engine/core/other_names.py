@@ -3,6 +3,7 @@ import difflib
 
 from ggjit.ops.core.spec import builders
 
+PLAN = "cpu.graph_plan_create(graph) to run it often, or gg.measure(graph) for where its tensors lie"
 OF_TENSORS = {
     **dict.fromkeys(("astype", "half", "bfloat16", "float", "double"), 'gg.cast(t, "F16"), "BF16" or "F32"'),
     "to": 'gg.cast(t, "F16") for a type; gg.compute(y, backend=gpu) and gg.Scheduler choose where nodes run',
@@ -11,6 +12,7 @@ OF_TENSORS = {
     "view": "t.reshape(...)", "permute": "t.transpose(...), which takes the same axes", "swapaxes": "t.transpose(...)",
     "squeeze": "t.reshape(...)", "unsqueeze": "t[None]", "tolist": "gg.compute(t).tolist()",
     **dict.fromkeys(("cpu", "cuda", "detach", "requires_grad_", "eval"), "nothing: t.numpy() copies its values"),
+    "plan": "gg.measure(t) for where its sources lie, or cpu.graph_plan_create(gg.Graph(t))",
     "max": "gg.compute(t).max()", "min": "gg.compute(t).min()", "std": "gg.compute(t).std()",
     "sum": "gg.sum(t), or gg.sum_rows(t) of each row", "mean": "gg.mean(t) of each row", "softmax": "gg.soft_max(t)",
     "matmul": "t @ u", "dot": "t @ u", "backward": "gg.grad(t, [w])", "grad": "gg.grad(loss, [t])"}
@@ -34,12 +36,16 @@ OF_MODULE = {
     "get_data": "t.numpy()", **dict.fromkeys(("set_f32", "set_data"), "t.set(values)"),
     **dict.fromkeys(("load_model", "load", "Model", "Llama", "from_pretrained"),
                     "from ggjit.models import load_model"),
-    "generate": "from ggjit.models import load_model; load_model(path).generate(prompt)"}
+    "generate": "from ggjit.models import load_model; load_model(path).generate(prompt)",
+    **dict.fromkeys(("plan", "graph_plan", "graph_plan_create"), PLAN),
+    "pareto": "gg.measure(graph).pareto()"}
 OF_GRAPHS = {
     **dict.fromkeys(("compute", "run", "eval", "execute", "forward"), "gg.compute(graph)"),
     **dict.fromkeys(("plot", "show"), "graph.draw()"), "peak": "gg.measure(graph).peak",
     **dict.fromkeys(("measure", "memory"), "gg.measure(graph)"), "n_nodes": "len(graph.nodes)",
-    "backward": "gg.grad(loss, [w])"}
+    "backward": "gg.grad(loss, [w])",
+    "plan": PLAN,
+    "pareto": "gg.measure(graph).pareto()"}
 
 OF_PLANS = {
     **dict.fromkeys(("run", "execute", "eval", "forward", "replay"), "plan.compute()"),

@@ -10,12 +10,16 @@ IPython asks an exception for `_render_traceback_`; engine/__init__.py gives eve
 A KeyboardInterrupt, which is no class of ours, is given the same when it comes out of the library.
 """
 import linecache
+import os
 import sys
+import sysconfig
 import traceback
 
 from ggjit.ops.core.printable import shown_file
 
 _NOTEBOOK = ("IPython.", "ipykernel.")
+_INSTALLED = tuple({os.path.join(sysconfig.get_path(name), "")
+                    for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def _is_ours(frame):
@@ -45,9 +49,11 @@ def short_traceback(error):
     """The lines that IPython prints for `error`.  `traceback.print_exception(error)` has all frames."""
     name = type(error).__name__
     lines = [f"{name:<42}Traceback (most recent call last)"]
+    inside = False                      # what the library calls is the user's only where it is not installed: no Numba
     for frame, number in traceback.walk_tb(error.__traceback__):
-        if not _is_library(frame):
-            file, code = frame.f_code.co_filename, linecache.getline(frame.f_code.co_filename, number).strip()
+        file, inside = frame.f_code.co_filename, inside or _is_ours(frame)
+        if not (_is_library(frame) or inside and file.startswith(_INSTALLED)):
+            code = linecache.getline(file, number).strip()
             where = "" if frame.f_code.co_name.startswith("<") else f", in {frame.f_code.co_name}"
             lines.append(f"{shown_file(file)}, line {number}{where}\n    {code}")
     return [*lines, f"{name}: {error}".removesuffix(": "), *getattr(error, "__notes__", ())]

@@ -125,6 +125,8 @@ LOADING = {
     "seed": _refused("a seed is an option of m.generate(prompt, temp=0.8, seed=1)"),
     **dict.fromkeys(("temp", "temperature", "top_p", "top_k", "max_tokens", "n_predict"),
                     _refused("it is an option of m.generate(prompt, n_predict=64, temp=0.8)")),
+    **dict.fromkeys(("control_vector", "control_vectors"),
+                    _refused("m.set_control_vectors([(path, 1.5)]) adds them to a model that was loaded")),
     "chat_format": _refused("m.chat(messages, template='chatml') takes another template than the file's"),
 }
 FINETUNING = {

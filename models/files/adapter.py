@@ -211,12 +211,14 @@ def targets_of(model):
 
 
 def adapters_of(lora, model, device):
-    """The Adapters of load_model's `lora`: [(path, scale)], paths alone with scale 1, or Adapters.
+    """The Adapters of load_model's `lora`: a path, or [(path, scale)], paths alone with scale 1, or Adapters.
 
     Errors: TypeMismatch, and those of read_adapter; none of the files stays open then.
     """
+    if isinstance(lora, str | os.PathLike):
+        lora = [lora]
     if not isinstance(lora, list | tuple):
-        raise TypeMismatch(f"lora is a list of (path, scale), got {type(lora).__name__}")
+        raise TypeMismatch(f"lora is a list, such as [path] or [(path, 0.5)], got {type(lora).__name__}")
     found, opened = [], []
     try:
         for item in lora:

@@ -4,6 +4,7 @@
     give_back(data[first:end])              these pages are taken from the file again when they are read
 """
 import ctypes
+import errno
 import mmap
 import os
 import platform
@@ -13,7 +14,7 @@ import sys
 import numpy as np
 
 from ggjit.models.files.missing import instead_of
-from ggjit.ops.core.errors import BadFile
+from ggjit.ops.core.errors import BadFile, OutOfMemory
 
 # Python's module has the word since 3.13; asm-generic/mman.h, and powerpc's own
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", {"ppc64le": 0x40}.get(platform.machine(), 0x4000)
@@ -21,7 +22,7 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", {"ppc64le": 0x40}.get(platform.mach
 
 
 def map_file(path):
-    """(map_private of what can be a model file, its os.stat_result before that).  Errors: BadFile."""
+    """(map_private of what can be a model file, its os.stat_result before that).  Errors: BadFile, OutOfMemory."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise BadFile(f"{path}: not a regular file; {instead_of(path)}")
@@ -33,6 +34,9 @@ def map_file(path):
     except FileNotFoundError as e:
         raise BadFile(f"{path}: {e.strerror}; {instead_of(path)}") from e
     except OSError as e:
+        if e.errno == errno.ENOMEM:
+            raise OutOfMemory(f"{path}: the system lets this process map no more memory; free models that are not in "
+                              f"use, or raise the limit (ulimit -d, ulimit -v)") from e
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
     except ValueError as e:             # a null byte or a lone surrogate
         raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None

@@ -78,7 +78,7 @@ def _read_bytes(path):
             raise BadFile(f"{path}: {info.st_size:,} bytes, a Silero VAD model has at most {MAX_NBYTES:,}; is it "
                           f"another model?")
         with open(path, "rb") as f:
-            return f.read(MAX_NBYTES)
+            return f.read()
     except OSError as e:
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
     except ValueError as e:             # a null byte in the path

@@ -94,6 +94,12 @@ def _with_end(network, ids):
 
 
 # ---------------------------------------------------------------- memory
+def _give_back():
+    """Return to the system what planning has freed: many arrays."""
+    gc.collect()
+    give_back_heap()
+
+
 class _FittingTraining:
     """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take.
 
@@ -102,42 +108,37 @@ class _FittingTraining:
     """
 
     def __init__(self, network, make, limit):
-        self.network, self.training = network, make(None)
+        before, self.network, self.training = resident_nbytes(), network, make(None)
         self.peak = self._peak()
         if limit is None or self.peak <= limit:
             return
+        grown = max(resident_nbytes() - before, 0)      # plans and kernels; those within a limit take as much or more
         enough, kept, budget = self.peak + SLACK_NBYTES, self.training.kept_nbytes, None
-        for k in range(MAX_TRIES):
-            self._give_back()                           # the old arena is freed before the next one is made
+        for _ in range(MAX_TRIES):
+            self.training = None                        # the old arena is freed before the next one is made
+            _give_back()
             free = limit - resident_nbytes() - network.weights.nbytes - SLACK_NBYTES
             if free <= kept:                            # no plan has room: searching for one would take seconds
                 raise self._too_few(limit, enough)
-            budget = free if budget is None else budget - k * (self.peak - limit) - SLACK_NBYTES
+            budget = free - grown if budget is None else budget - (self.peak - limit) - SLACK_NBYTES
             try:
                 self.training = make(max(budget, 1))
             except gg.BudgetError as e:
-                self._give_back()
-                nbytes = resident_nbytes() + network.weights.nbytes + e.minimum
-                raise self._too_few(limit, min(int(nbytes * (1 + SLACK)) + SLACK_NBYTES, enough)) from None
+                raise self._too_few(limit, min(limit + max(e.minimum - budget, 1), enough)) from None
             self.peak = self._peak()
             if self.peak <= limit:
                 return
         raise self._too_few(limit, min(self.peak, enough))
 
-    def _give_back(self):
-        """Free the training that was planned, and the memory that planning it took."""
-        self.training = None
-        gc.collect()
-        give_back_heap()
-
     def _too_few(self, limit, least):
         return gg.BudgetError(
             f"finetune: memory of {mib(limit)} is {mib(least - limit)} too little: the weights take "
-            f"{mib(self.network.weights.nbytes)} of it and the process {mib(resident_nbytes())}; use {least} bytes or "
-            f"more, a shorter context, or fewer targets", least)
+            f"{mib(self.network.weights.nbytes)}, and the process has {mib(resident_nbytes())} already; use {least} "
+            f"bytes or more, a shorter context, or fewer targets", least)
 
     def _peak(self):
         """Bytes of the process when all is planned and every page was touched."""
+        _give_back()
         runs = self.training.runs
         graphs = [g for g in (self.training.first, self.training.further, self.training.step_graph) if g is not None]
         work = max(runs.plan(graph).work_nbytes for graph in graphs)
@@ -235,8 +236,7 @@ class Finetuning:
             about = {"model": _end_of(file.path), "data": zlib.crc32(data.inputs[0]), "n_ctx": n_ctx,
                      "alpha": alpha}
             self.loop = TrainingLoop(training, data, data.first(0), seed, checkpoint, callback, about)
-            gc.collect()
-            give_back_heap()                # planning a training allocates and frees many arrays
+            _give_back()
             self._grown.__exit__()
             self._grown.known(sum(term.anonymous for term in self._kept_terms()))
             self._close = stack.pop_all().close

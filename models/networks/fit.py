@@ -66,12 +66,13 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A Setting with the memory it needs.  nbytes: of this process; devices: {name: bytes}; why: why it was not
-    chosen."""
+    """A Setting with the memory it needs.  nbytes: of this process, `compiling` of them while kernels are compiled;
+    devices: {name: bytes}; why: why it was not chosen."""
     setting: Setting
     nbytes: int
     memory: MemoryUse
     devices: dict
+    compiling: int = 0
     why: str = ""
 
 
@@ -136,7 +137,7 @@ class _Search:
     def __init__(self, file, limit, devices, n_threads, options):
         self.file, self.limit, self.n_threads, self.more = file, limit, n_threads, options
         self.sizes = {name: nbytes_of(size, f"devices: {name}") for name, size in dict(devices).items()}
-        self.measured, self._missing = {}, None
+        self.measured, self._missing = {}, {}
 
     def __call__(self, setting):
         if setting not in self.measured:
@@ -152,11 +153,12 @@ class _Search:
             work = kernel_work_nbytes(graph, self.n_threads, m.weights.repacked)
             use = MemoryUse(expected(m, graph, arenas(m, graph), work, int(m.CAUSAL), self.base), None)
             layer = max((sum(t.nbytes for t in group) for group in _by_layer(m)), default=0)
-            nbytes = use.total + (COMPILING_NBYTES if self._compiles(m, graph) else 0)
+            compiling = COMPILING_NBYTES if self._compiles(m, graph, s) else 0
+            nbytes = use.total + compiling
         if streamed:                            # the system may drop pages of the file at any time
             nbytes -= max(use.terms.get("weights", 0) - layer, 0)
         return Candidate(s, int(nbytes * (1 + SLACK)) + SLACK_NBYTES, use,
-                         {name: sum(use.devices.get(name, {}).values()) for name in self.sizes})
+                         {name: sum(use.devices.get(name, {}).values()) for name in self.sizes}, compiling)
 
     @functools.cached_property
     def kinds(self):
@@ -173,18 +175,27 @@ class _Search:
     def base(self):
         return resident_now()
 
-    def _compiles(self, m, graph):
-        """Is a kernel missing in the cache?  The answer for one setting is used for all, which share most kernels."""
-        if self._missing is None:
-            self._missing = bool(missing(needs(likely_parts(graph, self.n_threads, frozenset(m.weights.repacked)))))
-        return self._missing
+    def _compiles(self, m, graph, setting):
+        """Is a kernel missing in the cache that reading a text needs?  The context's length changes no kernel."""
+        key = dataclasses.replace(setting, n_ctx=0)
+        if key not in self._missing:
+            graphs = [m.graph(*shape) for shape in m._text_shapes()] or [graph]
+            repacked = frozenset(m.weights.repacked)
+            self._missing[key] = any(missing(needs(likely_parts(g, self.n_threads, repacked))) for g in graphs)
+        return self._missing[key]
 
     def over(self, c):
         """Why a candidate does not fit; "" where it does."""
         for name, n in c.devices.items():
             if n > self.sizes[name]:
                 return f"{name} would hold {mib(n)}, {mib(n - self.sizes[name])} more than it has"
-        return f"takes {mib(c.nbytes)}, {mib(c.nbytes - self.limit)} above the limit" if c.nbytes > self.limit else ""
+        if c.nbytes <= self.limit:
+            return ""
+        compiling = f", {mib(c.compiling)} of it to compile kernels" if c.compiling else ""
+        return f"takes {mib(c.nbytes)}{compiling}, {mib(c.nbytes - self.limit)} above the limit"
+
+    def over_once_compiled(self, c):
+        return self.over(dataclasses.replace(c, nbytes=c.nbytes - c.compiling, compiling=0))
 
     def frontier(self, chosen):
         out = {}
@@ -223,6 +234,8 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
     Nothing is allocated and no weight is read; what is proposed stays below the limit by what announcements may be off.
     Errors: BudgetError with `.minimum`, the least bytes that are enough; ParamError.
     """
+    if memory is None:
+        raise ParamError('fit: memory is needed: bytes that the process may take, such as memory="8G"')
     limit = nbytes_of(memory, "fit: memory")
     file = model_file(model)
     search = _Search(file, limit, devices, default_threads() if n_threads is None else n_threads, options)
@@ -237,20 +250,21 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
         integer("n_ctx", n, 1, 1 << 31)
     kinds = search.kinds if kv_type is None else (one_of("kv_type", str(kv_type).upper(), ("F16", "F32", "BF16", "Q8_0",
                                                                                       "Q4_0")),)
-    tried, least = [], None
+    tried, leans = [], []
     for streamed, kind, n in itertools.product((False, True), kinds, search.contexts):
         batches = [b for b in (BATCHES if n_batch is None else (n_batch,)) if b <= n] or [n]
         repacks = ((None, False) if repack is None else (repack,)) if not streamed else (False,)
         lean = search(Setting(n, batches[-1], True, kind, repacks[-1], *_places(search)[-1], streamed))
-        if search.over(lean):
+        leans.append(lean)
+        if search.over_once_compiled(lean):
             tried.append(lean)
-            least = lean if least is None or lean.nbytes < least.nbytes else least
             continue
         for place, packed, batch in itertools.product(_places(search), repacks, batches):
             c = search(Setting(n, batch, True, kind, packed, *place, streamed))
             if not search.over(c):
                 return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
             tried.append(c)
+    least = min(leans, key=lambda c: c.nbytes)
     raise BudgetError(f"fit: {mib(search.limit)} are too little for {search.file.path}: the least is "
                       f"{mib(least.nbytes)} ({least.setting}); use memory={least.nbytes} or more, or a smaller model",
                       least.nbytes)

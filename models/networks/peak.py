@@ -90,6 +90,9 @@ def model_file(model):
     if isinstance(model, ShapeFile):
         return model
     model = EMBEDDED if model is None else model
+    if not isinstance(model, str | os.PathLike):
+        raise TypeMismatch(f"a model is planned from its file: a path, not a {type(model).__name__}; of a network that "
+                           f"was loaded, m.file.path")
     if model in SHAPES:
         return ShapeFile(model)
     if not os.path.exists(model):

@@ -121,6 +121,7 @@ class ScoredText:
 
 
 # ---------------------------------------------------------------- in a notebook
+ROW = "<tr style='background:transparent'>"         # notebooks colour every second row
 _LINE = "padding:0 8px 0 0;border:0;text-align:left;background:transparent"
 
 
@@ -136,7 +137,7 @@ def tokens_html(tokens, before="", more=None):
     if any(t.logprob is not None for t in tokens):
         colours = "".join(f"<span style='{_style(p)}'>&nbsp;{p:g}&nbsp;</span>" for p in (0, .25, .5, .75, 1))
         legend = (f"<div style='opacity:.7;font-size:85%'>probability of each token: {colours} "
-                  f"click on one for what else could have come</div>")
+                  f"point at one, or click on it, for what else could have come</div>")
     faint = f"<span style='opacity:.55'>{escape(before)}</span>" if before else ""
     panels = [_panel(t, None if more is None else more[k]) for k, t in enumerate(tokens)]
     if not any(panels):
@@ -179,7 +180,7 @@ def _panel(t, more):
         return ""
     head = f"<span style='font-weight:600'>{escape(repr(t.text))}</span> id {t.id}" + (
         "" if t.logprob is None else f", p = {math.exp(t.logprob):.3f}, log p = {t.logprob:.3f}")
-    rows = "".join(f"<tr><td style='{_LINE}'>{math.exp(a.logprob):.3f}</td><td style='{_LINE}'>"
+    rows = "".join(f"{ROW}<td style='{_LINE}'>{math.exp(a.logprob):.3f}</td><td style='{_LINE}'>"
                    f"<span style='{_style(math.exp(a.logprob))}'>{escape(repr(a.text))}</span></td></tr>"
                    for a in t.alternatives[:SHOWN])
     return f"{head}<table style='margin:4px 0;border-collapse:collapse'>{rows}</table>{more or ''}"

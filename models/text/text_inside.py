@@ -5,7 +5,7 @@
 import numpy as np
 
 from ggjit.core.html_repr import escape
-from ggjit.models.text.logprobs import tokens_html
+from ggjit.models.text.logprobs import ROW, tokens_html
 
 MOST_TOKENS = 64                # of a generated text that are opened; the first ones
 LAYERS = 10                     # layers that a panel shows, evenly spread, the last one among them
@@ -29,7 +29,7 @@ class TextInside:
         at, n_rows = self.n_prompt - 1 + k, len(self.lens.words)
         rows = sorted({round(i) for i in np.linspace(0, n_rows - 1, min(LAYERS, n_rows)).tolist()})
         head = "".join(f"<th style='{_CELL}'>{t}</th>" for t in ("after layer", "would say", "norm of its values"))
-        lines = "".join(f"<tr><td style='{_CELL}'>{'embd' if i == 0 else i - 1}</td><td style='{_CELL}'>"
+        lines = "".join(f"{ROW}<td style='{_CELL}'>{'embd' if i == 0 else i - 1}</td><td style='{_CELL}'>"
                         f"{self._words(i, at)}</td><td style='{_CELL}'>{self.norms[i, at]:.1f}</td></tr>" for i in rows)
         return f"<table style='margin:4px 0;border-collapse:collapse'><tr>{head}</tr>{lines}</table>{self._looks(at)}"
 

@@ -5,13 +5,17 @@ of the GGUF format (ids as in GGML_TYPE_*), so any file can be read.  What kerne
 Types that users define (ops/types/own.py) live in this process alone: `OWN`, with numbers that no file has.
 """
 import dataclasses
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
 
 import numpy as np
 
-from ggjit.ops.core.errors import NotSupported
+from ggjit.ops.core.errors import NoSuchAttribute, NotSupported, TypeMismatch
 
 FIRST_OWN, N_NUMBERS = 256, 1024        # numbers of types that users define, which are never used twice
+_ELSEWHERE = {                          # attributes of types in NumPy, PyTorch and gguf
+    **dict.fromkeys(("itemsize", "size", "type_size"), "type.nbytes, the bytes of a block of type.block elements"),
+    **dict.fromkeys(("bits", "bpw"), "8 * type.nbytes / type.block"), "value": "type.id",
+    **dict.fromkeys(("block_size", "blck_size"), "type.block"), "is_quantized": "type.quantized"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,6 +32,16 @@ class Type:
 
     def __index__(self):
         return self.id
+
+    def __call__(self, *values):
+        raise TypeMismatch(f"a type is no function: gg.tensor(values, type=gg.{self!r}) makes a tensor of numbers, "
+                           f"gg.cast(t, gg.{self!r}) converts one")
+
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """An AttributeError that says what NumPy's, PyTorch's and gguf's names are here."""
+            hint = f"; write {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise NoSuchAttribute(f"a type has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __reduce__(self):
         return _by_id, (self.id,)

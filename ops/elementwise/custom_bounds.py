@@ -3,10 +3,10 @@
 `bounds_checked(f)` compiles f again with bounds checks, and with it every @njit function that f calls by name or as
 `module.name`: Numba checks only what is compiled so.
 
-`indexes_by_values(f, n)` says whether an index of f comes from values that it reads, as in `dst[i] = a[rows[i]]`.  Runs
+`indexes_by_values(f, n)` says whether an index of f depends on values that it reads, as in `dst[i] = a[rows[i]]`.  Runs
 that went well say nothing of later ones then.  It follows Numba's code before types: values read from the first n
-arguments are marked, so is all that is computed from them or assigned where a marked value decides, until nothing new
-is marked.  Shapes and lengths are not values.
+arguments are marked, so is all that is computed from them, and what is computed where a marked value decides whether it
+is, as in `if a[i] == 0: break`, until nothing new is marked.  Shapes and lengths are not values.
 """
 import types
 import weakref
@@ -66,7 +66,7 @@ def _checked(value, used, made):
 
 # ---------------------------------------------------------------- indices
 def indexes_by_values(function, n):
-    """Does an index of the @njit function, or of one that it calls, come from values in its first n arguments?"""
+    """Does an index of the @njit function, or of one that it calls, depend on values in its first n arguments?"""
     from numba.core.errors import NumbaError
     try:
         return _depends(function, frozenset(range(n)), set())
@@ -101,7 +101,8 @@ class _ReadValues:
             for _, s in self.statements:
                 if isinstance(s, ir.Assign) and self._is_marked(s.value):
                     self.marked.add(s.target.name)
-                elif isinstance(s, (ir.SetItem, ir.StaticSetItem)) and self._is_marked(s.value):
+                    self.marked.update(self._written_by(s.value))
+                elif isinstance(s, ir.SetItem) and self._is_marked(s.value):
                     self.marked.add(s.target.name)
             self._mark_decided()
         return any(self._indexes(s, seen) for _, s in self.statements)
@@ -120,27 +121,56 @@ class _ReadValues:
             return False
         return any(v.name in self.marked for v in value.list_vars())
 
+    def _written_by(self, value):
+        """Lists and arrays made here that a call with a marked argument may write to: arguments, and what it is a
+        method of."""
+        from numba.core import ir
+        if not isinstance(value, ir.Expr) or value.op != "call":
+            return []
+        given, func = [*value.args, *(v for _, v in value.kws)], self._defined(value.func)
+        if not any(v.name in self.marked for v in given):
+            return []
+        owner = [func.value] if isinstance(func, ir.Expr) and func.op == "getattr" else []
+        return [v.name for v in (*given, *owner) if self._is_made_here(v)]
+
+    def _is_made_here(self, v):
+        from numba.core import ir
+        made = self._defined(v)
+        return isinstance(made, ir.Expr) and (made.op.startswith("build_") or made.op == "call" and getattr(
+            self._called(made), "__module__", "").startswith("numpy"))
+
     def _mark_decided(self):
-        """Mark what is assigned where a marked value decides whether it is, and is known elsewhere, too."""
+        """Mark what is assigned where a marked value decides whether it is.  A name, or a tuple of names, for what was
+        computed elsewhere is not marked if it is read there alone."""
         from numba.core import ir
         from numba.core.analysis import compute_cfg_from_blocks
         graph = compute_cfg_from_blocks(self.code.blocks)
         for label, s in self.statements:
             if isinstance(s, ir.Branch) and s.cond.name in self.marked:
                 inside = _between(graph, label)
-                assigned = {t.target.name for at, t in self.statements if at in inside and isinstance(t, ir.Assign)}
+                assigned = [t for at, t in self.statements if at in inside and isinstance(t, ir.Assign)]
                 outside = {v.name for at, t in self.statements if at not in inside for v in t.list_vars()}
-                self.marked |= assigned & outside
+                self.marked |= {t.target.name for t in assigned} & outside
+                self.marked |= {t.target.name for t in assigned if not _only_names(t.value)}
+
+    def _defined(self, variable):
+        """What is assigned to a variable, where that is one thing; else None."""
+        found = self.definitions.get(variable.name, [])
+        return found[0] if len(found) == 1 else None
 
     def _called(self, call):
         """What a call calls, where that is a name or an attribute of a module; else None."""
         from numba.core import ir
-        found = self.definitions.get(call.func.name, [])
-        value = found[0] if len(found) == 1 else None
+        value = self._defined(call.func)
         if isinstance(value, ir.Expr) and value.op == "getattr":
-            of = self.definitions.get(value.value.name, [None])[0]
-            return getattr(getattr(of, "value", None), value.attr, None)
-        return getattr(value, "value", None)
+            of = self._defined(value.value)
+            return getattr(of.value, value.attr, None) if isinstance(of, (ir.Global, ir.FreeVar)) else None
+        return value.value if isinstance(value, (ir.Global, ir.FreeVar)) else None
+
+    def _is_shape(self, v):
+        from numba.core import ir
+        of = self._defined(v)
+        return isinstance(of, ir.Expr) and of.op == "getattr" and of.attr in _SHAPES
 
     def _indexes(self, s, seen):
         from numba.core import ir
@@ -150,7 +180,7 @@ class _ReadValues:
         if not isinstance(value, ir.Expr):
             return False
         if value.op == "getitem":
-            return value.index.name in self.marked
+            return value.index.name in self.marked and not self._is_shape(value.value)
         if value.op == "make_function":         # a function within the function: not followed
             return True
         called = self._called(value) if value.op == "call" else None
@@ -159,6 +189,11 @@ class _ReadValues:
         given = frozenset(k for k, v in enumerate(value.args) if v.name in self.marked)
         by_name = any(v.name in self.marked for _, v in value.kws) or value.vararg is not None
         return by_name or _depends(called, given, seen)
+
+
+def _only_names(value):
+    from numba.core import ir
+    return isinstance(value, ir.Var) or isinstance(value, ir.Expr) and value.op == "build_tuple"
 
 
 def _between(graph, label):

@@ -4,8 +4,8 @@
     Python functions    NumPy checks their indices; their result is filled with a pattern first
 
 The first CHECKED_RUNS runs of a function with the same shapes are checked, further ones while it leaves values
-unwritten: those hold the pattern, which is NaN.  GGJIT_CUSTOM=unchecked switches it off.  Functions that compute
-indices from values they read keep their bounds checks (custom_bounds.py).
+unwritten: those hold the pattern, which is NaN.  GGJIT_CUSTOM=unchecked switches it off.  Functions whose indices
+depend on values keep their bounds checks (custom_bounds.py).
 """
 import threading
 import traceback

@@ -74,7 +74,7 @@ def mul_mat(a: Tensor, b: Tensor):
     """
     require_type("mul_mat", a, weight_types(), "a")
     require_type("mul_mat", b, column_types(a.type), "b")
-    if a.ne[0] == a.ne[1] == b.ne[1] > 1 and not a.op and not b.op and called_by_user():
+    if a.ne[0] > 1 and a.ne == b.ne == (a.ne[0], a.ne[0], 1, 1) and not a.op and not b.op and called_by_user():
         warn_once("square mul_mat", "mul_mat(w, x) of square matrices is NumPy's x @ w.T, also where w @ x was meant; "
                                     "the operator w @ x has NumPy's meaning")
     require(a.ne[0] == b.ne[0], "mul_mat: rows of a and b differ in length", a, b,

@@ -70,9 +70,11 @@ def read(path):
     if file is None:
         return None
     with file:
-        content = file.read(MAX_NBYTES + 1)
+        if os.fstat(file.fileno()).st_size > MAX_NBYTES:
+            raise Unusable("larger than any kernel; remove it")
+        content = file.read()           # with a number, Python would set that much memory aside
     payload = content[_HEAD:]
-    if len(content) > MAX_NBYTES or content[:_HEAD] != _head(path, payload):
+    if content[:_HEAD] != _head(path, payload):
         raise Unusable("a damaged file, compiled again")
     return payload
 

@@ -28,6 +28,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.ir_utils import build_definitions
 from numba.core.lowering import Lower
 from numba.core.rewrites import rewrite_registry
+from numba.core.runtime import _nrt_python
 from numba.core.ssa import reconstruct_ssa
 from numba.core.typed_passes import (
     IRLegalization,
@@ -97,6 +98,11 @@ def codegen():
 def _own_context(targetctx):
     """Numba's target context with that code generator, and with internal functions compiled by it."""
     return targetctx.subtarget(_internal_codegen=codegen())
+
+
+def runtime_functions():
+    """{name: address} of the functions of Numba's runtime that machine code refers to."""
+    return {name if name.startswith("_") else f"NRT_{name}": address for name, address in _nrt_python.c_helpers.items()}
 
 
 def unknown(names):

@@ -41,7 +41,7 @@ from ggjit.ops.core.settings import asked_isa
 from ggjit.ops.core.traits import is_kept
 from ggjit.ops.core.user_warnings import warn
 from ggjit.ops.native import cache_files, forks, isa, waiting
-from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, codegen, unknown
+from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, codegen, runtime_functions, unknown
 from ggjit.ops.native.kernel_pack import SHIPPED
 
 # nnan and ninf stay out: they turn isnan, isinf and comparisons with -inf (masks) into constants.
@@ -112,8 +112,7 @@ i64s, i32s, u8s = array_maker(types.int64), array_maker(types.int32), array_make
 
 
 # ---------------------------------------------------------------- content keys
-_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(ggjit[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)"
-                     r"|import[ \t]+([^\n#]*ggjit[^\n#]*))", re.M)
+_IMPORT = re.compile(r"\n[ \t]*(?:from|import) (ggjit[\w.]*)(?: import (\([^)]*\)|[^\n#]*))?")
 
 
 _STARTED = time.time()
@@ -137,11 +136,9 @@ def _source(module):
 @functools.cache
 def _imports(module):
     """Names of the ggjit modules that `module` imports, anywhere in its text."""
-    path, text = _source(module)
     found = set()
-    for base, names, plain in _IMPORT.findall(text.decode()):
-        found.update([base] if base else re.findall(r"ggjit[\w.]*", plain))
-        found.update(f"{base}.{name}" for name in re.findall(r"\w+", names) if _is_module(base, name))
+    for base, names in _IMPORT.findall(f"\n{_source(module)[1].decode()}"):
+        found.update([base], (f"{base}.{name}" for name in re.findall(r"\w+", names) if _is_module(base, name)))
     return frozenset(m for m in found if _source(m))
 
 
@@ -155,6 +152,15 @@ def _is_module(base, name):
 
 
 @functools.cache
+def _digest(module):
+    """Hash of the name and text of a module."""
+    path, text = _source(module)
+    # edited since this process imported it: the process runs older code than the file holds
+    edited = os.urandom(8) if os.stat(path).st_mtime >= _STARTED else b""
+    return hashlib.sha256(module.encode() + b"\0" + text + edited).digest()
+
+
+@functools.cache
 def sources_digest(modules):
     """Hash of the sources of `modules` and of all ggjit modules they reach by imports: the same on every machine."""
     seen, todo = set(), list(modules)
@@ -165,14 +171,7 @@ def sources_digest(modules):
                 raise LookupError(f"a kernel depends on {m!r}, which is no module of ggjit")
             seen.add(m)
             todo += _imports(m)
-    h = hashlib.sha256()
-    for m in sorted(seen):
-        path, text = _source(m)
-        h.update(m.encode() + b"\0" + text)
-        if os.stat(path).st_mtime >= _STARTED:
-            # edited since this process imported it: the process runs older code than the file holds
-            h.update(os.urandom(8))
-    return h.hexdigest()
+    return hashlib.sha256(b"".join(map(_digest, sorted(seen)))).hexdigest()
 
 
 @functools.cache
@@ -220,25 +219,29 @@ class _ObjectCache:
         self.on_compile = None                  # progress hook: called with the name before a compilation
         self._warned = False
 
-    def _codegen(self):
+    @functools.cached_property
+    def _names_known(self):
+        """The functions that objects refer to, known to LLVM by name; it aborts without them."""
         if shortfall():
             warn(shortfall())
-        from numba.core.runtime import rtsys
-        rtsys.initialize(cpu_target.target_context)      # objects refer to NRT symbols; LLVM aborts without them
         for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals"):
             llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
-        for name, address in waiting.SYMBOLS.items():
+        for name, address in (*runtime_functions().items(), *waiting.SYMBOLS.items()):
             llvm.add_symbol(name, address)
-        return codegen()
+        return True
 
     @functools.cached_property
     def codegen(self):
-        return self._codegen()
+        """What compiles; Numba's own runtime is compiled first, which loading does without."""
+        from numba.core.runtime import rtsys
+        rtsys.initialize(cpu_target.target_context)
+        _ = self._names_known
+        return codegen()
 
     @functools.cached_property
     def engine(self):
         """Where cached objects are loaded.  Numba's own way reads a library's bitcode too: 4 ms instead of 0.4."""
-        _ = self.codegen                        # makes the functions that objects refer to known to LLVM by name
+        _ = self._names_known
         machine = llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
         if numba.config.ENABLE_PROFILING:
@@ -289,7 +292,7 @@ class _ObjectCache:
         if self.on_compile:
             self.on_compile(name)
         t0 = time.perf_counter()
-        _ = self.codegen                        # makes Python's functions known to LLVM by name
+        _ = self.codegen
         ret, args = _parse(signature)
         func.__name__ = func.__qualname__ = re.sub(r"\W", "_", f"{name}_{key}")
         sig = _SCALARS[ret][0](*(_SCALARS[a][0] for a in args))

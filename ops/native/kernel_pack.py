@@ -141,10 +141,9 @@ def _content(path):
         if os.name == "posix" and (found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & 0o022):
             raise BadFile(f"{path}: other users own it or may write it, and it holds code; copy it to a file of yours "
                           f"(cp, chmod go-w) and import that")
-        content = f.read(MAX_NBYTES + 1)
-    if len(content) > MAX_NBYTES:
-        raise BadFile(f"{path}: larger than any kernel pack ({MAX_NBYTES >> 30} GiB)")
-    return content
+        if found.st_size > MAX_NBYTES:
+            raise BadFile(f"{path}: larger than any kernel pack ({MAX_NBYTES >> 30} GiB)")
+        return f.read()
 
 
 # ---------------------------------------------------------------- the pack of the installation

@@ -83,7 +83,7 @@ def _make_with_min(nbytes, nmax):
         for i in range(k // 32):
             x, to = src + 128 * i, dst + i * nbytes
             qs.importance(x, weights + 128 * i, 32, sigma2, w)
-            d, low = qs.search_scale_min(32, nmax, x, w, L, L + 32, qs.f32(-0.9), qs.f32(0.05), 36, False)
+            d, low = qs.search_scale_min(32, nmax, x, w, L, qs.f32(-0.9), qs.f32(0.05), 36, False)
             st_f16(to, d)
             st_f16(to + 2, -low)
             _pack(L, to + 4, five)

@@ -368,7 +368,7 @@ def test_attention_and_its_pictures(model, path):
     near(maps.weights[1], forward(weights(path), IDS)["blk.1.kq_soft_max"])
     with pytest.raises(gg.ParamError, match="layer 7 has no attention weights; those that do: 0, 1"):
         maps.plot(layer=7)
-    with pytest.raises(gg.ParamError, match="layer None has no attention"):
+    with pytest.raises(gg.ParamError, match=r"head 1 of which layer\?  plot\(layer=0, head=1\)"):
         maps.plot(head=1)
     pytest.importorskip("matplotlib").use("Agg")
     with pytest.raises(gg.ParamError, match="head must be an integer from 0 to 3"):
@@ -386,8 +386,13 @@ def test_results_are_reached_as_arrays(model):
     np.testing.assert_array_equal(np.asarray(why), why.scores)
     np.testing.assert_array_equal(maps[-1], maps.weights[max(maps.weights)])
     assert [a.shape for a in maps] == [a.shape for a in maps.weights.values()]
-    with pytest.raises(IndexError, match="layer 99 has no attention weights; those that do: 0, 1"):
-        maps[99]
+    np.testing.assert_array_equal(maps[0, 1], maps.weights[0][1])
+    for wrong, said in ((lambda: maps[99], "layer 99 has no attention weights; those that do: 0, 1"),
+                        (lambda: maps[:2], "layer slice.* has no attention weights"),
+                        (lambda: states[99], r"HiddenStates\[99\]: .* array of shape"),
+                        (lambda: states["l_out"], "'l_out'")):
+        with pytest.raises(gg.IndexRangeError, match=said):
+            wrong()
     with pytest.raises(AttributeError, match="no attribute 'value'; it has .*norms, plot.*did you mean values"):
         getattr(states, "value")  # noqa: B009
 

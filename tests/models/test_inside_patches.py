@@ -154,10 +154,18 @@ def test_bad_patches_leave_the_text_as_it_was(model, given, error, match):
     ({"blk.0.fn_out": 0}, gg.ParamError, "nearest is 'blk.0.ffn_out'"), ({}, gg.ParamError, "nothing to change"),
     ([("embd", 0)], gg.TypeMismatch, "a dict .*got list"), ({3: 0}, gg.TypeMismatch, "got 3"),
     ({"embd": "zero"}, gg.TypeMismatch, "patch of 'embd': expected a function, a number or an array"),
+    ({"embd": lambda: 0}, gg.TypeMismatch, "takes one argument, the array"),
+    ({"embd": lambda x, y: x}, gg.TypeMismatch, "takes one argument"),
     ({"embd": None}, gg.TypeMismatch, "got None"), ({"embd": [[1], [2, 3]]}, gg.TypeMismatch, "expected a function")])
 def test_bad_changes(model, changes, error, match):
     with pytest.raises(error, match=match):
         model.patch(changes)
+
+
+def test_a_patch_that_no_block_uses_says_so(model):
+    assert "patch of blk.0.l_out: in effect inside `with m.patch(...):` alone" in repr(model.patch({"blk.0.l_out": 0}))
+    with model.patch({"blk.0.l_out": np.tanh}):
+        model.logits(IDS)
 
 
 def test_integers_stay_integers(tmp_path):

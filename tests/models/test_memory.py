@@ -2,7 +2,9 @@
 
 Each case of helpers/memory_cases.py runs in a process of its own.  Some are drawn for every run, all with `-m slow`.
 """
+import errno
 import json
+import mmap
 import os
 import pathlib
 import random
@@ -22,7 +24,7 @@ from ggjit.models.files import smollm2
 from ggjit.models.files.mapped_file import map_file
 from ggjit.models.networks.base.memory import AROUND, PROCESS, read_by_rows
 from ggjit.models.networks.peak import model_peak
-from ggjit.ops.core.errors import StaleHandle
+from ggjit.ops.core.errors import OutOfMemory, StaleHandle
 from ggjit.ops.core.host_memory import pages
 
 MIB = 1 << 20
@@ -79,6 +81,14 @@ def test_a_file_larger_than_memory_is_mapped(tmp_path):
         pytest.skip("the system maps no more than there is memory")
     data, _ = map_file(path)
     assert data.size == nbytes and data[-1] == 0
+
+
+def test_a_file_that_may_not_be_mapped_is_no_broken_file(path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(OutOfMemory, match="map no more memory; free models"):
+        map_file(path)
 
 
 @pytest.fixture

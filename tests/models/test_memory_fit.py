@@ -1,33 +1,56 @@
 """gg.fit: the best setting within a limit, why not the others, and that the run it proposes stays below it."""
 import json
+import random
 
 import pytest
 from helpers import tiny_moe
 from helpers.processes import ggjit, python, result
+from helpers.sample import SEED
 
 import ggjit as gg
-from ggjit.core.process_memory import resident_now
+from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models import smollm2_path
 from ggjit.models.files import smollm2
 from ggjit.models.networks.fit import BATCHES, KV_TYPES, Fit, Setting
+from ggjit.ops.core import machine
 
-SIZES = "450M", "1G"
+# bytes beside what the process holds: {what is tried: (bytes, what is asked for)}
+ROOMS = {"weights streamed": (130 << 20, {}), "a short context": (175 << 20, {}), "repacked": (260 << 20, {}),
+         "cache of Q8_0": (175 << 20, {"kv_type": "Q8_0"})}
+DRAWN = random.Random(SEED).choice(sorted(ROOMS))
+SLACK_NBYTES = 8 << 20
 RUN = """
-import json, os, resource, sys
+import gc, json, os, re, resource, sys
 import numpy as np
 import ggjit as gg
 from ggjit.core.process_memory import process_memory
 from ggjit.models import load_model
+from ggjit.models.networks import fit
+from ggjit.ops.native.jit import CACHE
+path, room, options, more, compiling = sys.argv[1], *map(json.loads, sys.argv[2:])
 gg.compute(gg.scale(gg.tensor([1.0]), 2.0))
-found = gg.fit(sys.argv[1], memory=sys.argv[2], n_threads=1)
-virtual = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-room = found.limit - process_memory().total
-addresses = os.path.getsize(sys.argv[1]) + (256 << 20)     # taken without memory: by the mapped file, and by threads
-resource.setrlimit(resource.RLIMIT_AS, (virtual + room + addresses,) * 2)
-with load_model(sys.argv[1], n_threads=1, **found.options) as m:
+limit = process_memory().total + room
+if compiling:                                   # the same setting is found, its kernels are compiled
+    fit.missing, more = lambda kernels: [], int(1.1 * fit.COMPILING_NBYTES)
+found = gg.fit(path, memory=limit, n_threads=1, **options)
+# what RLIMIT_DATA counts: private pages that may be written, the mapped file among them; streamed weights take nothing
+of_file = 0 if found.setting.streamed else found.memory.file
+data = int(re.search(r"VmData:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
+allowed = data + found.limit - process_memory().total - of_file + os.path.getsize(path) + more
+resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
+try:
+    load_model(path, n_threads=1, **found.options | {"n_ctx": allowed // 1000})
+    refused = False
+except gg.OutOfMemory:
+    refused = True
+gc.collect()                                    # the file is mapped until then
+with load_model(path, n_threads=1, **found.options) as m:
     m.tokenize("Once upon a time")
-    m.decode(np.random.default_rng(0).integers(0, m.n_vocab, m.n_ctx))
-print(json.dumps([process_memory().high_water, found.limit, found.options]))
+    ids = np.random.default_rng(0).integers(0, m.n_vocab, m.n_ctx)
+    m.decode(ids[:-1]), m.decode(ids[-1:])
+    weights = m.memory().terms["weights"] if found.setting.streamed else 0
+print(json.dumps([process_memory().high_water - weights, limit, CACHE.compiled, refused, found.setting.streamed,
+                  found.options]))
 """
 
 
@@ -68,6 +91,16 @@ def test_too_little_says_the_least_that_is_enough(shape):
     for bad in ("8X", "", "-1", 0):
         with pytest.raises(gg.ParamError, match="a size is a number of bytes"):
             gg.fit(shape, memory=bad)
+    with pytest.raises(gg.ParamError, match="memory is needed"):
+        gg.fit(shape)
+    with pytest.raises(gg.TypeMismatch, match="from its file: a path, not a dict"):
+        gg.fit({}, memory=1e9)
+
+
+def test_a_context_beyond_memory_is_refused_before_memory_is_touched(shape, monkeypatch):
+    monkeypatch.setattr(machine, "available_nbytes", lambda: 1000)
+    with pytest.raises(gg.OutOfMemory, match="context of 2048 .less with a smaller n_ctx"):
+        gg.fit(shape, memory=1e9, n_ctx=2048)
 
 
 def test_experts_and_layers_by_device(tmp_path):
@@ -102,13 +135,16 @@ def test_the_command(shape):
     assert r.returncode == 1 and "the least is" in r.stderr and r.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_run_stays_below_the_limit(size):
-    path = smollm2_path(missing_ok=True)
+@pytest.mark.skipif(process_memory() is None, reason="the system does not tell what a process holds")
+@pytest.mark.parametrize("name", [name if name == DRAWN else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in ROOMS])
+def test_the_run_stays_below_the_limit(name):
+    path, (room, asked) = smollm2_path(missing_ok=True), ROOMS[name]
     if path is None:
         pytest.skip("needs " + smollm2.INSTALL)
-    for _ in range(2):                          # the second finds its kernels compiled
-        r = python(RUN, path, size, timeout=600, MALLOC_ARENA_MAX="1")         # each takes 64 MB of addresses
+    for compiling in True, False:
+        r = python(RUN, path, room, json.dumps(asked), SLACK_NBYTES, json.dumps(compiling), timeout=600)
         assert r.returncode == 0, r.stderr
-        high_water, limit, options = json.loads(r.stdout)
-        assert high_water <= limit, options
+    most, limit, compiled, refused, streamed, options = json.loads(r.stdout)
+    assert most <= limit and refused and not compiled, options
+    assert streamed == (name == "weights streamed") and asked.items() <= options.items()

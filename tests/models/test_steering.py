@@ -52,7 +52,7 @@ def logits(path, **options):
 def test_adapters_set_later_are_those_of_loading(files, m):
     model, a, b = files
     plain = m.logits(IDS)
-    for lora in ([(a, 0.5)], [(a, 2.0), (b, -1.0)], [b], [(b, 0.25), (a, 1.0)], []):
+    for lora in ([(a, 0.5)], [(a, 2.0), (b, -1.0)], [b], str(a), [(b, 0.25), (a, 1.0)], []):
         m.set_lora(lora)
         assert m.n_past == 0
         np.testing.assert_array_equal(m.logits(IDS), logits(model, lora=lora))
@@ -74,7 +74,7 @@ def test_what_does_not_fit_leaves_the_adapters_as_they_were(files, m, tmp_path):
     other = tiny_model.write(tmp_path / "o.gguf", arch="qwen3")
     missing = tmp_path / "missing.gguf"
     for lora, error in (([(files[2], "much")], gg.ParamError), ([(files[1], math.nan)], gg.ParamError),
-                        ("a.gguf", gg.TypeMismatch), ([other], gg.BadFile),
+                        (5, gg.TypeMismatch), ("a.gguf", gg.BadFile), ([other], gg.BadFile),
                         ([files[2], missing], (gg.BadFile, OSError)), ([files[1], missing], (gg.BadFile, OSError))):
         with pytest.raises(error):
             m.set_lora(lora)

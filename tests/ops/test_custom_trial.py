@@ -183,6 +183,34 @@ def _until_zero(dst, a, b, ith, nth):
         i += 1
 
 
+def _until_zero_or_the_end(dst, a, b, ith, nth):
+    for i in range(10**6):
+        if a[i, 0] == 0:
+            break
+        dst[i, 0] = 1
+
+
+def _where_large(dst, a, b, ith, nth):
+    if a[0, 0] > 5:
+        dst[10**6, 0] = 1
+
+
+def _listed(dst, a, b, ith, nth):
+    rows = [0]
+    rows.append(int(a[0, 0]))
+    for r in rows:
+        dst[r, 0] = 1
+
+
+def _clipped(dst, a, b, ith, nth):
+    for i in range(ith, a.shape[0], nth):
+        for j in range(a.shape[1]):
+            if a[i, j] > 0:
+                dst[i, j] = a[i, j]
+            else:
+                dst[i, j] = 0
+
+
 def _count_read(dst, a, b, ith, nth):
     for i in range(int(a[0, 0])):
         dst[i, 0] = 0
@@ -207,7 +235,8 @@ def _whole_rows(dst, a, b, ith, nth):
 
 @pytest.mark.parametrize("function,expected", [
     (_loops, False), (_whole_rows, False), (_helper_value, False), (_read_index, True), (_largest, True),
-    (_until_zero, True), (_count_read, True), (_mask, True), (_helper_index, True)])
+    (_until_zero, True), (_until_zero_or_the_end, True), (_where_large, True), (_listed, True), (_clipped, False),
+    (_count_read, True), (_mask, True), (_helper_index, True)])
 def test_which_functions_index_by_values(function, expected):
     assert indexes_by_values(njit(function), 3) is expected
 

@@ -50,7 +50,7 @@ BEFORE = 1_000_000_000                          # a time of change long before t
 
 
 def forget():
-    for cached in (jit._source, jit._imports, jit.sources_digest, jit.sources_key):
+    for cached in (jit._source, jit._imports, jit._digest, jit.sources_digest, jit.sources_key):
         cached.cache_clear()
 
 

@@ -145,6 +145,8 @@ def test_a_response_calls_functions(ai):
     ({"input": "a", "background": True}, "stores none: send the items of the conversation in `input`"),
     ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0] has the type 'web_search'"),
     ({"input": "a", "tool_choice": "required"}, "there are no tools"),
+    ({"input": "a", "tools": [{"type": "function", "name": {}}], "tool_choice": {
+        "type": "allowed_tools", "tools": [{"name": {}}]}}, "tools[0] is no function"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0] has the type 'item_reference'"),
     ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "has a part of type 'input_file'"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "no text"),
@@ -154,6 +156,13 @@ def test_a_response_calls_functions(ai):
 def test_bad_requests_for_responses(asked, words, m):
     with serving(m, **CHATML) as (client, _):
         assert words in ask(client, 400, "/v1/responses", **asked)["error"]["message"]
+
+
+def test_a_stream_repeats_a_lone_surrogate_as_its_escape(m):
+    asked = b'{"input": "Emma", "max_output_tokens": 2, "stream": true, "metadata": {"of": "\\ud800"}}'
+    with serving(m, **CHATML) as (client, _):
+        stream = client.post("/v1/responses", content=asked).text
+    assert r'{"of": "\ud800"}' in stream and "event: response.incomplete" in stream
 
 
 def test_an_error_within_a_stream_of_responses(ai, m, monkeypatch):

@@ -12,10 +12,15 @@ import uuid
 from ggjit.tools.serve import forms
 
 
+def as_json(content):
+    """UTF-8; a lone surrogate, as a request may hold and an error repeat, becomes its escape."""
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
 class TextForm:
     """/v1/completions."""
     is_chat, kind, chunk_kind, prefix = False, "text_completion", "text_completion", "cmpl"
-    DONE, tells_usage = "data: [DONE]\n\n", False       # tells_usage: a stream ends with it, asked or not
+    DONE, tells_usage = b"data: [DONE]\n\n", False      # tells_usage: a stream ends with it, asked or not
 
     def __init__(self, name, echo=""):
         self.name, self.echo, self.has_logprobs = name, echo, False
@@ -52,7 +57,7 @@ class TextForm:
         return error
 
     def sent(self, event):
-        return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+        return b"data: " + as_json(event) + b"\n\n"
 
 
 class FilledForm(TextForm):

@@ -8,7 +8,6 @@ the server stops.  A client that goes away has its sequences cancelled.
 import asyncio
 import contextlib
 import hmac
-import json
 import time
 
 from ggjit import __version__
@@ -31,7 +30,7 @@ from ggjit.ops.core.errors import (
 )
 from ggjit.ops.core.json_text import parse_json
 from ggjit.tools.serve import forms
-from ggjit.tools.serve.answers import ChatForm, FilledForm, TextForm
+from ggjit.tools.serve.answers import ChatForm, FilledForm, TextForm, as_json
 from ggjit.tools.serve.responses import ResponseForm, chat_body
 
 PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}         # without a key, as in llama.cpp
@@ -140,7 +139,7 @@ class ModelServer:
                     raise BadRequest(413, f"the request has more than {most:,} bytes; send less, or start the server "
                                           f"with a larger --max-request")
         try:
-            body = parse_json(data or b"{}")
+            body = parse_json(data or b"{}", finite=True)
         except ValueError as e:
             raise BadRequest(400, f"the request is no JSON: {e}") from None
         if not isinstance(body, dict):
@@ -417,9 +416,7 @@ class ModelServer:
 # ---------------------------------------------------------------- small parts
 def _json(content, status=200, headers=None):
     from starlette.responses import Response
-    # a lone surrogate, as in an error about one, becomes its escape
-    text = json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return Response(text, status, headers, "application/json")
+    return Response(as_json(content), status, headers, "application/json")
 
 
 def _vector(v, form):

@@ -103,7 +103,7 @@ def _tools(body):
                              f"the client")
     choice = body.get("tool_choice", "auto")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        allowed = {t.get("name") for t in forms.field(choice, "tools", list, []) if isinstance(t, dict)}
+        allowed = [t.get("name") for t in forms.field(choice, "tools", list, []) if isinstance(t, dict)]
         tools, choice = [t for t in tools if t.get("name") in allowed], choice.get("mode", "auto")
     return [{"type": "function", "function": {k: v for k, v in t.items() if k != "type"}} for t in tools], choice
 
@@ -111,7 +111,7 @@ def _tools(body):
 # ---------------------------------------------------------------- the answer
 class ResponseForm(ChatForm):
     """/v1/responses.  body: the request, of which the answer repeats some fields."""
-    prefix, tells_usage, DONE = "resp", True, ""
+    prefix, tells_usage, DONE = "resp", True, b""
 
     def __init__(self, name, tools, body):
         super().__init__(name, tools)
@@ -219,7 +219,7 @@ class ResponseForm(ChatForm):
         return self._event("error", message=inner["message"], code=str(inner["code"]), param=None)
 
     def sent(self, event):
-        return f"event: {event['type']}\n{super().sent(event)}"
+        return f"event: {event['type']}\n".encode() + super().sent(event)
 
 
 def _usage(usage):

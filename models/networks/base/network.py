@@ -330,6 +330,10 @@ class Network:
         """Shapes of graphs that will be planned after the first one."""
         return ()
 
+    def _text_shapes(self):
+        """Shapes of the graphs that read one long text; () where that is the largest graph."""
+        return ()
+
     def _later_kernels(self):
         """Kernels that graphs of these shapes will need, for the progress bar of compiling.  [] on several devices."""
         if self.scheduler is not None or self._hooks.wanted is not None:

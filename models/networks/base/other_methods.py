@@ -28,6 +28,13 @@ OF_MODELS = {
     **dict.fromkeys(("n_params", "n_layer", "n_layers", "num_layers", "n_embd", "d_model", "hidden_size", "n_head",
                      "n_vocab", "vocab_size"), "m.description, or m at the end of a cell"),
     **dict.fromkeys(("keys", "values", "past_key_values", "kv_cache"), "m.kv(layer)"),
+    **dict.fromkeys(("lora", "adapters", "set_adapter", "load_adapter", "load_lora", "set_lora_scale"),
+                    "m.set_lora([(path, 0.5)])"),
+    **dict.fromkeys(("control_vector", "control_vectors", "steer", "set_control_vector"),
+                    "m.set_control_vectors([(path, 1.5)])"),
+    **dict.fromkeys(("batch", "generate_batch", "generate_many", "generate_all", "generate_texts"),
+                    "m.generate([prompt, prompt], n_predict=64)"),
+    "similarity": "m.embed(texts) @ m.embed(texts).T", "blk": "m.weights[\"blk.0.attn_q.weight\"]",
     "cache": "m.kv(layer)", "saliency": "m.attribution(text).saliency", "gradients": "m.attribution(text)",
 }
 

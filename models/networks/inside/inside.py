@@ -11,6 +11,7 @@ import collections.abc
 import contextlib
 import difflib
 import fnmatch
+import inspect
 import os
 import pathlib
 import re
@@ -175,7 +176,7 @@ def capture(self, patterns, prompt, out=None):
     with self._lock:
         keeping = _keeping(self, specs, len(ids), len(ids), out)
         try:
-            with _during(self, keeping), contextlib.suppress(BrokenValues):
+            with _During(self, keeping), contextlib.suppress(BrokenValues):
                 _read_whole(self, ids, specs)
             for rows in keeping.rows.values():
                 rows.close()
@@ -252,20 +253,30 @@ def patch(self, changes):
         if not callable(change) and not _is_numbers(change):
             raise TypeMismatch(f"patch of {pattern!r}: expected a function, a number or an array of numbers, got "
                                f"{change!r}")
+        if not _takes_one(change):
+            raise TypeMismatch(f"patch of {pattern!r}: the function takes one argument, the array of values: "
+                               f"lambda x: 0.5 * x")
         for name in matched_in(self, pattern):
             given.setdefault(name, []).append(change)
     if not given:
         raise ParamError("patch was given nothing to change; m.names() lists what there is")
-    return _during(self, PatchSession(given, not self._hooks.without_flash & given.keys()))
+    return _During(self, PatchSession(given, not self._hooks.without_flash & given.keys()))
 
 
-@contextlib.contextmanager
-def _during(m, session):
-    _begin(m, session)
-    try:
-        yield
-    finally:
-        _end(m, session)
+class _During(contextlib.ContextDecorator):
+    """A block with a session of the network's hooks.  What `m.patch` gives: outside of it nothing is replaced."""
+
+    def __init__(self, network, session):
+        self._network, self._session = network, session
+
+    def __enter__(self):
+        _begin(self._network, self._session)
+
+    def __exit__(self, *exc):
+        _end(self._network, self._session)
+
+    def __repr__(self):
+        return f"<patch of {', '.join(sorted(self._session.names))}: in effect inside `with m.patch(...):` alone>"
 
 
 def _begin(m, session):
@@ -398,6 +409,17 @@ class Capturing(collections.abc.Mapping):
 
     def __repr__(self):
         return f"<{len(self)} tensors of {len(self.tokens)} tokens: {', '.join(self)}>"
+
+
+def _takes_one(change):
+    """Can it be called with one argument?  True for what is no function, or does not say."""
+    try:
+        inspect.signature(change).bind(None)
+    except TypeError:
+        return not callable(change)
+    except ValueError:                          # a function of C without a signature
+        pass
+    return True
 
 
 def _is_numbers(x):

@@ -18,6 +18,7 @@ from ggjit.models.blocks.description import Scope
 from ggjit.models.core.checks import integer
 from ggjit.models.networks.inside.hooks import layer_of
 from ggjit.models.networks.parts import decoder_graph
+from ggjit.models.text.logprobs import token_text
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotSupported, ParamError, extra
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_numbers import is_whole
@@ -32,7 +33,7 @@ INCHES = 6                      # width of such a picture
 def labels_of(network, ids):
     """The text of every token, or its id where the file has no vocabulary."""
     try:
-        return [network.tokenizer.decode([i]) or f"<{i}>" for i in ids.tolist()]
+        return [token_text(network.tokenizer, i) or f"<{i}>" for i in ids.tolist()]
     except GgjitError:
         return [str(i) for i in ids.tolist()]
 
@@ -112,10 +113,13 @@ class AttentionMaps(PlotRepr):
         return iter(self.weights.values())
 
     def __getitem__(self, layer):
-        """(n_head, n_tokens, n_tokens) of a layer; a negative one counts from the last layer that has attention."""
+        """(n_head, n_tokens, n_tokens) of a layer; a negative one counts from the last layer that has attention.
+        maps[3, 0] is maps[3][0]."""
+        if isinstance(layer, tuple) and layer:
+            return self[layer[0]][layer[1:]]
         if is_whole(layer, -len(self.weights), -1):
             return [*self.weights.values()][layer]
-        if layer not in self.weights:
+        if not is_whole(layer) or layer not in self.weights:
             raise IndexRangeError(self._lacks(layer))
         return self.weights[layer]
 
@@ -124,7 +128,10 @@ class AttentionMaps(PlotRepr):
 
     def _chosen(self, layer, head):
         """({label: map}, title)"""
-        if layer is None and head is None:
+        if layer is None:
+            if head is not None:
+                raise ParamError(f"plot: head {head!r} of which layer?  plot(layer={next(iter(self.weights))}, "
+                                 f"head={head!r})")
             return {str(i): a.mean(0) for i, a in self.weights.items()}, "attention of each layer, mean of its heads"
         if layer not in self.weights:
             raise ParamError(f"plot: {self._lacks(layer)}")

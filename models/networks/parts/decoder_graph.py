@@ -15,12 +15,14 @@ from ggjit.models.blocks.description import CacheSizes, Loader, linear, mask_nam
 from ggjit.models.blocks.hparams import MAX_CTX
 from ggjit.models.core.checks import integer
 from ggjit.models.networks.parts.kv_cells import PAGE
+from ggjit.ops.core import machine
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.host_memory import empty, oom_guard
 from ggjit.ops.core.user_warnings import warn
 from ggjit.tensors.context import Context
 
 DEFAULT_N_CTX = 4096
+CONTEXT_NBYTES = 32                     # of a token of the context, beside the cache: masks by distance, rows of texts
 LAYER_INPUT = "input of layer"          # in Scope.shared, with the number of the layer
 
 
@@ -138,6 +140,8 @@ def mask_values(m):
     begins at n_ctx - 1 - p."""
     bias = m.description.alibi()
     with oom_guard(f"the masks of a context of {m.n_ctx} (less with a smaller n_ctx)"):
+        if 0 < machine.available_nbytes() < CONTEXT_NBYTES * m.n_ctx:
+            raise MemoryError                           # the system would promise it, then end the process
         n_more = m.n_cells - m.n_ctx + PAGE         # masks may be wider than the context
         return {window: seen(m, window or m.n_ctx, bias, n_more) for window in m.description.windows}
 

@@ -53,6 +53,8 @@ def _check(m):
 
 def _with_open(lora, adapters):
     """`lora` with the adapters that are open already, under their new scales, in place of their paths."""
+    if isinstance(lora, str | os.PathLike):
+        lora = [lora]
     if not isinstance(lora, list | tuple):
         return lora                         # adapters_of says what is wrong
     there, out = {os.fspath(a.path): a for a in adapters if a.is_file}, []

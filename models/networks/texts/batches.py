@@ -82,6 +82,12 @@ def later_shapes(self):
     return self._common_shapes()[:1]
 
 
+def text_shapes(self):
+    """A full batch of one text, and the tokens that follow."""
+    n, n_kv, _, hidden = full_batch(self, self._piece())
+    return [(n, n_kv, 1, hidden), *self._later_shapes()]
+
+
 def compared_shapes(self):
     cached = bool(self.description.windows)
     return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]

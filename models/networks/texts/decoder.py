@@ -205,7 +205,7 @@ class Decoder(Network):
     n_plans, least_piece = property(batches.n_plans), property(batches.least_piece)
     _shape_of, _most_at_once = batches.shape_of, property(batches.most_at_once)
     _common_shapes, _later_shapes = batches.common_shapes, batches.later_shapes
-    _compared_shapes = batches.compared_shapes
+    _compared_shapes, _text_shapes = batches.compared_shapes, batches.text_shapes
 
     def _keep_within(self, arena):
         self.arena, self.n_batch = arena, arena.piece()

@@ -14,8 +14,8 @@ from ggjit.ops.native.simd import load_ir, vec_ir
 from ggjit.ops.types.shared import quant_search as qs
 
 QK = 256
-scratch = qs.make_stack(1024)           # L 256 | other 32 | Ls 16 | Lm 16 | pad | w 128 | scales 64 | mins 64 | sums 64
-OTHER, LS, LM, WEIGHTS, SCALES, MINS, SUMS = 256, 288, 304, 384, 512, 576, 640
+scratch = qs.make_stack(1024)           # L 256 | pad | Ls 16 | Lm 16 | pad | w 128 | scales 64 | mins 64 | sums 64
+LS, LM, WEIGHTS, SCALES, MINS, SUMS = 288, 304, 384, 512, 576, 640
 
 
 # ---------------------------------------------------------------- unpacking
@@ -114,8 +114,8 @@ def find_scales_mins(x, s, n, nmax, rmin, rdelta, n_steps, use_mad):
     high_scale, high_min = qs.ZERO, qs.ZERO
     for j in range(QK // n):
         plain_weights(x + 4 * n * j, s + WEIGHTS, n, use_mad)
-        scale, low = qs.search_scale_min(n, nmax, x + 4 * n * j, s + WEIGHTS, s + n * j, s + OTHER, rmin, rdelta,
-                                         n_steps, use_mad)
+        scale, low = qs.search_scale_min(n, nmax, x + 4 * n * j, s + WEIGHTS, s + n * j, rmin, rdelta, n_steps,
+                                         use_mad)
         st_f32(s + SCALES + 4 * j, scale)
         st_f32(s + MINS + 4 * j, low)
         high_scale = scale if scale > high_scale else high_scale
@@ -129,8 +129,8 @@ def find_weighted(x, weights, s, n, nmax, sigma2, top):
     (0 ... top) are left in LS and LM."""
     for j in range(QK // n):
         total = qs.importance(x + 4 * n * j, weights + 4 * n * j, n, sigma2, s + WEIGHTS)
-        scale, low = qs.search_scale_min(n, nmax, x + 4 * n * j, s + WEIGHTS, s + n * j, s + OTHER, qs.f32(-0.9),
-                                         qs.f32(0.05), 36, False)
+        scale, low = qs.search_scale_min(n, nmax, x + 4 * n * j, s + WEIGHTS, s + n * j, qs.f32(-0.9), qs.f32(0.05),
+                                         36, False)
         st_f32(s + SCALES + 4 * j, scale)
         st_f32(s + MINS + 4 * j, low)
         st_f32(s + SUMS + 4 * j, total)

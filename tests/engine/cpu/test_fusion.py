@@ -362,6 +362,16 @@ def test_every_product_of_a_norm_computes_it_again():
         plans[0].numpy(net.h)
 
 
+def test_no_product_inside_a_reader_of_a_norm_is_stored():
+    net = Attention()
+    plan = net.plan(*(gg.add(t, net.w) for t in (net.q, net.k, net.v)))
+    plan.compute()
+    assert ops(plan) == [(*NORMED, OP.ADD), *[(OP.MUL_MAT, OP.ADD)] * 2]
+    for t in (net.q, net.k, net.v):
+        with pytest.raises(Overwritten, match="never stored"):
+            plan.numpy(t)
+
+
 @pytest.mark.parametrize("who", ("output", "other op", "two columns"))
 def test_a_norm_that_others_read_is_stored(who):
     net = Attention()

@@ -353,7 +353,9 @@ def test_an_interrupt_shows_the_users_line(monkeypatch):
     shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell.instance()
     monkeypatch.setattr(shell, "custom_exceptions", ())
     shorten_interrupts()
-    for cell, long in (("import ggjit as gg\n\ndef stop(dst, a, ith, nth):\n    raise KeyboardInterrupt\n\n"
+    for cell, long in (("import re\nimport ggjit as gg\n\n"
+                        "def stop(dst, a, ith, nth):\n    re.sub('a', stopped, 'a')\n\n"
+                        "def stopped(match):\n    raise KeyboardInterrupt\n\n"
                         "gg.compute(gg.map_custom1(gg.tensor([1.0]), stop, 1))", False),
                        ("raise KeyboardInterrupt", True)):
         out = io.StringIO()
@@ -362,6 +364,7 @@ def test_an_interrupt_shows_the_users_line(monkeypatch):
         assert isinstance(result.error_in_exec, KeyboardInterrupt)
         text = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())            # without colours
         assert cell.splitlines()[-1] in text and "graph_plan.py" not in text and "KeyboardInterrupt" in text
+        assert long or "in stopped" in text and "_compile(" not in text, text           # no frame of re's
         assert ("---->" in text or "-> 1" in text) == long, text
 
 

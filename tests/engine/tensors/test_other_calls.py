@@ -201,6 +201,9 @@ def square():
     (lambda t: gg.tensor(np.arange(3)) + 1, r"values.astype\(np.float32\)"),
     (lambda t: gg.get_rows(t, gg.tensor(np.arange(3))), r"values.astype\(np.int32\)"),
     (lambda t: gg.map_custom1(t, lambda a: a), r"def op\(dst, a, ith, nth\)"),
+    (lambda t: gg.F32.itemsize, "write type.nbytes"), (lambda t: gg.Q8_0.nothing, "has no attribute 'nothing'$"),
+    (lambda t: gg.Q8_0(t), r"gg.cast\(t, gg.Q8_0\)"), (lambda t: gg.plan(t), r"gg.measure\(graph\)"),
+    (lambda t: t.plan(), r"gg.measure\(t\)"), (lambda t: gg.Graph(t + 1).plan(), r"graph_plan_create\(graph\)"),
     (lambda t: gg.cast(t, list), "must be a tensor type")])
 def test_errors_say_what_to_write(square, call, said):
     with pytest.raises((gg.GgjitError, AttributeError), match=said):
