@@ -1,15 +1,16 @@
 """Fusion: which runs of nodes of a plan become one kernel (ops/core/fusion_pattern.py says what can).
 
-A run is taken when its nodes follow each other in the plan and read each other as the pattern says.  Results between:
+A run is taken if its nodes follow each other in the plan, read each other as the pattern says, and lie where the
+memory permits it.  Results in between:
 
     left out     only one node of the run reads it; it is neither an output nor a view nor placed by hand
     stored       anything else; the kernel writes it to the memory it has anyway
 
-Some nodes are computed again by each run that reads them: then no run waits for the others.
+Some nodes are computed again by each run that reads them.  Then no run waits for the others.
 
-and the memory the allocator chose must permit it.  One kernel reads its sources while it writes its results, so no
-result may overlap a source, except one that is read as a whole before anything is written, and one that is read row by
-row and lies exactly where the result lies.  A run whose memory forbids it stays as it is.
+One kernel reads its sources while it writes its results, so no result may overlap a source, except one that is read as
+a whole before anything is written, and one that is read row by row and lies exactly where the result lies.  A run whose
+memory forbids it stays as it is.
 """
 import functools
 import itertools
@@ -17,7 +18,9 @@ import itertools
 import numpy as np
 
 from ggjit.core.table import TABLE
-from ggjit.graphs.plan_node import N_PARAM_WORDS, PlanNode
+from ggjit.graphs.node_kinds import N_PARAM_WORDS
+from ggjit.graphs.plan_node import PlanNode
+from ggjit.graphs.plan_places import PlanPlaces
 from ggjit.ops.core.fusion_pattern import all_fusions
 from ggjit.ops.core.record import FLAG_COMPUTE, MAX_SRC, T_BUFFER, T_FLAGS, T_OP, T_SRC, T_VIEW_SRC, T_WORDS
 from ggjit.ops.native.jit import i64s, native
@@ -25,6 +28,7 @@ from ggjit.ops.native.jit import i64s, native
 # words of what `_describe` says of a node; word 0 is its kind
 _APART, _READS, _USES = 1, 2, 3
 _WORDS = _USES + 1 + MAX_SRC
+_NBYTES = _WORDS * 8
 _FAR = 16 * _WORDS              # words; no run is longer
 
 
@@ -92,6 +96,7 @@ class _Fusing:
     reads   how often it is read
     known   what was found for runs before.  Layers repeat: runs of nodes of the same kinds that read each other alike
             and store the same results are a kind, too, and get one kernel, with other tensors.
+    tries   what `_tries` said of nodes before
     """
 
     def __init__(self, singles, ids, ops, graph, where, n_threads):
@@ -102,21 +107,41 @@ class _Fusing:
                   len(graph.output_ids), ids, len(ids), self.facts)
         self.facts[:, 0], self.n_kinds = kinds, 1 + max(kinds)
         self.apart, self.reads = (self.facts[:, word].tolist() for word in (_APART, _READS))
+        self.as_bytes, self.tries = self.facts.tobytes(), {}
+        self.longest = _NBYTES * max(len(f.ops) for f in itertools.chain(*self.fusions.values()))
+
+    @functools.cached_property
+    def places(self):
+        """(numbers among the plan's tensors, first bytes, ends) [node][0: its result, 1 + j: source j]; None where
+        `where` looks tensors up one by one."""
+        if not isinstance(self.where, PlanPlaces):
+            return None
+        uses, (first, end) = self.where.tensors.uses, self.where.spans()
+        return [a.tolist() for a in (uses, first[uses], end[uses])]
 
     def at(self, i):
         """The PlanNodes of the longest run that begins at node i; None if there is none."""
-        tried = set()
+        window = self.as_bytes[i * _NBYTES:i * _NBYTES + self.longest]
+        if window not in self.tries:
+            self.tries[window] = self._tries(i)
+        for before, kind, n in self.tries[window]:
+            found = self._computed_again(before, i) if before else self._made(range(i, i + n), *kind)
+            if found:
+                return found if before else [found]
+        return None
+
+    def _tries(self, i):
+        """What fits node i and its like where memory permits it: [(None, kind, number of nodes)], or (ops that are
+        computed again, None, 0)."""
+        tries = []
         for fusion in self.fusions.get(self.singles[i].t.op, ()):
             before = fusion.ops[:fusion.again]
-            if fusion.again and before not in tried:
-                tried.add(before)
-                found = self._computed_again(before, i)
-            else:
-                found = None if fusion.again else self._matched(fusion, self._run(fusion.ops, i))
-                found = found and [found]
-            if found:
-                return found
-        return None
+            run = self._run(before or fusion.ops, i)
+            if run and before:
+                tries += [(before, None, 0)] if (before, None, 0) not in tries and not self.apart[run[-1]] else []
+            elif run and (kind := self._kind(fusion, run)):
+                tries.append((None, kind, len(run)))
+        return tries
 
     def _run(self, ops, i):
         """The nodes of these ops from node i on; () if there are others."""
@@ -144,40 +169,57 @@ class _Fusing:
 
     def _matched(self, fusion, run, free=-1):
         """The fused PlanNode of `run`, or None.  free: a node that need not be stored, though several nodes read it."""
-        if not run:
-            return None
-        nodes = tuple([self.singles[k].t for k in run])
-        key = id(fusion), free >= 0, self._alike(run, nodes)
+        kind = self._kind(fusion, run, free)
+        return kind and self._made(run, *kind)
+
+    def _kind(self, fusion, run, free=-1):
+        """What `_found` says of such a run."""
+        key = id(fusion), free >= 0, self._alike(run)
         if key not in self.known:
+            nodes = tuple([self.singles[k].t for k in run])
             needed = [self.apart[k] or self.reads[k] > 1 and k != free for k in run[:-1]]
             kernels = [self.singles[k].kernel for k in run]
             self.known[key] = _found(fusion, nodes, kernels, needed, self.n_threads, self.n_kinds + len(self.known))
-        if self.known[key] is None:
-            return None
-        kernel, params, kind, left_out, *places = self.known[key]
-        reads, by_row, ahead = (tuple([nodes[k] if j < 0 else nodes[k].src[j] for k, j in some]) for some in places)
-        fused = PlanNode(nodes[-1], kernel, fusion.module, reads, nodes, params,
-                         frozenset([nodes[k].id for k in left_out]), by_row, ahead, kind)
-        return fused if fused.permitted(self.where) else None
+        return self.known[key]
 
-    def _alike(self, run, nodes):
+    def _made(self, run, like, left_out, reads, by_row, ahead, apart):
+        """The PlanNode of `run`, which is `like` another one; None where its memory forbids it."""
+        if self.places is not None:
+            numbers, first, end = self.places
+            for (k, j), (m, n), unless in apart:
+                a, b = first[run[k]][j], first[run[m]][n]
+                if a < end[run[m]][n] and b < end[run[k]][j] and not (unless and a == b):
+                    return None
+        nodes = tuple([self.singles[k].t for k in run])
+        reads_, by_row, ahead = (tuple([nodes[k].src[j - 1] if j else nodes[k] for k, j in some])
+                                 for some in (reads, by_row, ahead))
+        made = PlanNode(nodes[-1], like.kernel, like.module, reads_, nodes, like.params,
+                        frozenset([nodes[k].id for k in left_out]), by_row, ahead, like.kind,
+                        self.places and [numbers[run[k]][j] for k, j in reads])
+        return made if self.places is not None or made.permitted(self.where) else None
+
+    def _alike(self, run):
         """Equal for runs of equal kinds that read each other alike and whose results are read alike."""
         if run[-1] - run[0] == len(run) - 1:
-            return self.facts[run[0]:run[-1] + 1].tobytes()
+            return self.as_bytes[run[0] * _NBYTES:(run[-1] + 1) * _NBYTES]
+        nodes = [self.singles[k].t for k in run]
         first, tensors = {}, (*nodes, *[s for t in nodes for s in t.src])
         return (*[first.setdefault(id(x), k) for k, x in enumerate(tensors)], self.facts[list(run), :_USES].tobytes())
 
 
 def _found(fusion, nodes, kernels, needed, n_threads, kind):
-    """(kernel, parameters, kind, numbers of the nodes left out; where reads, by_row and ahead stand among the nodes'
-    results (number of the node, -1) and sources (number of the node, of its source)), or None."""
+    """(PlanNode of the run, numbers of the nodes left out; where reads, by_row, ahead and what must be apart stand:
+    (number of the node, 0 for its result, 1 + j for its source j)), or None."""
     stored = tuple(t for t, is_needed in zip(nodes, needed, strict=False) if is_needed)
     made = fusion.fused(nodes, stored, kernels, n_threads) if fusion.matches(nodes) else None
     if made is None:
         return None
     params = np.zeros(N_PARAM_WORDS, np.int64)
     params.view(np.int32)[:len(made.params)] = made.params
-    place = {id(s): (k, j) for k, t in enumerate(nodes) for j, s in enumerate(t.src)}
-    place |= {id(t): (k, -1) for k, t in enumerate(nodes)}
-    places = [[place[id(x)] for x in some] for some in ((*made.reads, *stored), made.by_row, made.ahead)]
-    return made.kernel, params, kind, [k for k, is_needed in enumerate(needed) if not is_needed], *places
+    place = {id(s): (k, 1 + j) for k, t in enumerate(nodes) for j, s in enumerate(t.src)}
+    place |= {id(t): (k, 0) for k, t in enumerate(nodes)}
+    left_out = [k for k, is_needed in enumerate(needed) if not is_needed]
+    part = PlanNode(nodes[-1], made.kernel, fusion.module, (*made.reads, *stored), nodes, params,
+                    frozenset([nodes[k].id for k in left_out]), made.by_row, made.ahead, kind)
+    places = [[place[id(x)] for x in some] for some in (part.reads, part.by_row, part.ahead)]
+    return part, left_out, *places, [(place[id(t)], place[id(s)], unless) for t, s, unless in part.apart()]

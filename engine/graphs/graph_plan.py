@@ -227,7 +227,8 @@ class Plan(Results, HtmlRepr):
         for i, p in fused:
             self._n_reads[i], end = len(p.reads), int(last[i]) + 1
             views[i, 1:] = -1
-            views[i, 1:1 + len(p.reads)] = [-1 if x is None else tensors.number(x) for x in p.reads]
+            views[i, 1:1 + len(p.reads)] = [-1 if x is None else tensors.number(x) for x in p.reads] \
+                if p.numbers is None else p.numbers
             self._is_stored[end - len(p.nodes):end] = [t.id not in p.left_out for t in p.nodes]
         return views
 

@@ -10,14 +10,13 @@ from ggjit.graphs.node_kinds import kinds_of
 from ggjit.ops.core.record import T_NE, T_OP, VIEW_OPS
 from ggjit.ops.core.spec import all_specs, ops_with
 
-N_PARAM_WORDS = 8
 _NOTHING = frozenset()
 _COMPUTES = np.array([op not in VIEW_OPS for op in range(256)])         # by op
 
 
 _Fields = collections.namedtuple(
-    "_Fields", "t kernel module reads nodes params left_out by_row ahead kind",
-    defaults=(None, _NOTHING, (), (), -1))
+    "_Fields", "t kernel module reads nodes params left_out by_row ahead kind numbers",
+    defaults=(None, _NOTHING, (), (), -1, None))
 
 
 class PlanNode(_Fields):
@@ -32,6 +31,7 @@ class PlanNode(_Fields):
     left_out ids of those that are never stored
     by_row, ahead   sources that are read as fusion_pattern.py says
     kind     a number, equal for those that differ in their tensors alone
+    numbers  of the reads among the plan's tensors, None: not looked up
     """
     __slots__ = ()
     __eq__, __hash__ = object.__eq__, object.__hash__
@@ -41,24 +41,23 @@ class PlanNode(_Fields):
         """The tensors it writes to memory."""
         return [t for t in self.nodes if t.id not in self.left_out] if self.left_out else self.nodes
 
+    def apart(self):
+        """[(result, other tensor, unless)] that may not overlap; unless: they may where they begin at the same byte."""
+        stored, found = self.stored, []
+        for k, t in enumerate(stored):
+            found += [(t, other, False) for other in stored[k + 1:]]
+            free = {x.id for x in (*self.nodes, *self.ahead)}
+            found += [(t, s, t.nb == s.nb and t.ne == s.ne and any(s.id == x.id for x in self.by_row))
+                      for s in self.reads if s.id not in free]
+        return found
+
     def permitted(self, where):
         """Does the memory allow it?  where(t) -> (buffer, offset)."""
-        written = [(t, *where(t), t.nbytes) for t in self.stored]
-        for (_, buf, lo, n), (_, other, start, m) in itertools.combinations(written, 2):
-            if buf is other and lo < start + m and start < lo + n:
+        for t, s, unless in self.apart():
+            (buf, lo), (other, start) = where(t), where(s)
+            if buf is other and lo < start + s.nbytes and start < lo + t.nbytes and not (unless and lo == start):
                 return False
-        for s in self.reads:
-            other, start = where(s)
-            for t, buf, lo, n in written:
-                overlap = buf is other and lo < start + s.nbytes and start < lo + n
-                if overlap and not self._may_overlap(t, s, lo == start):
-                    return False
         return True
-
-    def _may_overlap(self, t, s, begins_there):
-        """May the result t lie on the source s?  begins_there: they begin at the same byte."""
-        by_row = begins_there and t.nb == s.nb and t.ne == s.ne and any(s.id == x.id for x in self.by_row)
-        return by_row or any(s.id == x.id for x in (*self.nodes, *self.ahead))
 
 
 def nodes_to_compute(nodes):
@@ -88,4 +87,4 @@ def plan_nodes(nodes, ids, choose, marked=frozenset()):
     modules = map({kind: specs[t.op].module for kind, t in first.items()}.__getitem__, kinds)
     make, same = functools.partial(tuple.__new__, PlanNode), itertools.repeat
     return list(map(make, zip(nodes, kernels, modules, [t.src for t in nodes], zip(nodes, strict=True), same(None),
-                              same(_NOTHING), same(()), same(()), kinds, strict=False)))
+                              same(_NOTHING), same(()), same(()), kinds, same(None), strict=False)))

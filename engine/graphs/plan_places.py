@@ -9,6 +9,7 @@ from ggjit.core.table import TABLE
 from ggjit.ops.core.record import T_BUFFER, T_OFFS, T_VIEW_OFFS, T_VIEW_SRC
 
 _FACTS = [T_VIEW_SRC, T_VIEW_OFFS]
+_BUFFER_BITS = 47               # of an offset, in one number with its buffer's
 
 
 class PlanPlaces:
@@ -28,6 +29,13 @@ class PlanPlaces:
         """{key of a tensor: (buffer, byte offset)}"""
         return dict(zip(self.tensors.keys, zip(map(self.buffers.__getitem__, self.at.tolist()), self.offs.tolist(),
                                                strict=True), strict=True))
+
+    def spans(self):
+        """(first bytes, ends) of the tensors: numbers that overlap where the tensors do."""
+        tensors = self.tensors
+        sizes = np.array([x.nbytes for x in tensors.handles], np.int64) if tensors.by_handle else nbytes_of(tensors.ids)
+        first = (self.at << _BUFFER_BITS) + self.offs
+        return first, first + sizes
 
     def used(self, numbers):
         """The buffers in which these tensors lie, each once."""
