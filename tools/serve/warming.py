@@ -16,9 +16,9 @@ LENGTHS = 2, 3, 4, 5, 6, 7, 8, 12, 17, 24, 32, 48, 64, 100, LEAST_PIECE
 
 def warm_up(model, template=None):
     """Compute with the model as requests will.  For a thread that has it alone.  template: of chats."""
-    if hasattr(model, "decode"):
+    if hasattr(model, "decode") and "tokenizer.ggml.tokens" in model.file.metadata:
         _write(model)
-        with contextlib.suppress(GgjitError):       # no vocabulary, a template that fails: requests are told
+        with contextlib.suppress(GgjitError):       # a template that is missing or fails: requests are told
             model.chat_prompt([{"role": "user", "content": "a"}], template=template)
     if model.pooling.kind not in ("none", RANK):
         for n in _lengths(model):
