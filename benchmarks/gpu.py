@@ -42,7 +42,7 @@ import numpy as np
 import ggjit as gg
 from benchmarks.catalogue import STORIES
 from benchmarks.gpu_ops import op_rows
-from benchmarks.gpu_piped import piped_rows
+from benchmarks.gpu_piped import piped_rows, piping
 from benchmarks.gpu_suite import CUBLAS, OWN, check_ops, nmse, sanitize, sanitizer
 from benchmarks.gpu_walk import walk_rows
 from benchmarks.report import Row, Spread, markdown
@@ -329,13 +329,10 @@ def model_rows(timer, llamas, embed):
 
 def piped_models(timer, llamas):
     """The models with each node in the way that is measured to be faster, beside llama.cpp as before."""
-    os.environ["GGJIT_PIPED"] = "measured"
-    try:
+    with piping(libraries.MEASURED):
         for path in llamas:
             for row in llama_rows(timer, path):
                 yield dataclasses.replace(row, work=f"{row.work}, piped where faster")
-    finally:
-        os.environ.pop("GGJIT_PIPED")
 
 
 def embedding_rows(timer, path):

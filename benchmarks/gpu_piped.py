@@ -161,7 +161,7 @@ def row_of(timer, work, most, torch_seconds):
 
 def piped_rows(timer, peak, torch_seconds):
     """A Row for each work.  peak: bytes a second of a copy; torch_seconds(timer, f): of f by torch's events."""
-    with _piping():
+    with piping(libraries.YES):
         if not timer.scale.dry:
             compile_all(timer.gpu.device.compute_capability)
         most = {"GB/s": peak / 1e9, "TFLOP/s": _torch_peak(timer, torch_seconds)}
@@ -179,9 +179,10 @@ def _torch_peak(timer, torch_seconds, n=8192):
 
 
 @contextlib.contextmanager
-def _piping():
+def piping(said):
+    """Plans made inside are piped as GGJIT_PIPED says then."""
     before = os.environ.get("GGJIT_PIPED")
-    os.environ["GGJIT_PIPED"] = "1"
+    os.environ["GGJIT_PIPED"] = said
     try:
         yield
     finally:
