@@ -108,7 +108,7 @@ class _Fusing:
         self.facts[:, 0], self.n_kinds = kinds, 1 + max(kinds)
         self.apart, self.reads = (self.facts[:, word].tolist() for word in (_APART, _READS))
         self.as_bytes, self.tries = self.facts.tobytes(), {}
-        self.longest = _NBYTES * max(len(f.ops) for f in itertools.chain(*self.fusions.values()))
+        self.longest = _NBYTES * max((len(f.ops) for f in itertools.chain(*self.fusions.values())), default=0)
 
     @functools.cached_property
     def places(self):
