@@ -1,4 +1,5 @@
 """Memory planning against its targets: python benchmarks/alloc_bench.py [--quick] [--minimalloc BINARY] [CSV_FOLDER]
+The table of hard instances alone, of other seeds: python benchmarks/alloc_bench.py --hard 7000
 
 Single thread, warm.  Times are processor seconds.  Recorded graphs are taken from GGJIT_SHARED/data/graphs when that is
 set.  Hard instances come from `alloc_instances.accelerator`, or from the CSV files of a folder (lower, upper, size).
@@ -170,11 +171,12 @@ def limit_table(sizes):
     planners.Clock = found
 
 
-def hard_problems(folder):
+def hard_problems(folder, seeds=0):
+    """(name, problem) of the files in a folder, else of the generator, with `seeds` added to its seeds."""
     if folder is None:
         for n, seed in alloc_instances.HARD:
             for style, kw in alloc_instances.STYLES.items():
-                yield f"{style} {n}", alloc_instances.accelerator(n, seed, **kw)
+                yield f"{style} {n}", alloc_instances.accelerator(n, seed + seeds, **kw)
         return
     for path in sorted(pathlib.Path(folder).glob("*.csv")):
         with open(path, newline="") as f:
@@ -193,7 +195,7 @@ def minimalloc(binary, lo, hi, size, capacity):
         return f"{time.perf_counter() - t:.3f} s" if done.returncode == 0 else "-"
 
 
-def hard_table(folder, limits, binary, quick):
+def hard_table(problems, limits, binary):
     print("\n## Hard instances: peak over the lower bound after so many seconds (targets 1.03 / 1.01 / 1.005)\n")
     print(f"MiniMalloc: seconds until it fits into the bound, and into our last peak; -: not within "
           f"{MINIMALLOC_SECONDS} s.\n")
@@ -201,7 +203,7 @@ def hard_table(folder, limits, binary, quick):
          "MiniMalloc: bound", "our peak")
     show(*["---"] * (8 + len(limits)))
     total = {}
-    for name, (lo, hi, size) in list(hard_problems(folder))[::2 if quick else 1]:
+    for name, (lo, hi, size) in problems:
         p, inst, unit = planned(lo, hi, size, limits[-1])
         validate.check_layout(lo, hi, size, p.offsets * unit)
         at = [min(peak for t, peak, _ in p.trace if t <= x) / inst.lower_bound for x in limits]
@@ -270,11 +272,16 @@ def main(argv):
     parse.add_argument("folder", nargs="?")
     parse.add_argument("--quick", action="store_true")
     parse.add_argument("--minimalloc")
+    parse.add_argument("--hard", type=int, metavar="SEEDS")
     opts = parse.parse_args(argv)
+    plan_offsets(*alloc_instances.accelerator(100, 5), time_limit=0.3)          # compile
+    problems = list(hard_problems(opts.folder, opts.hard or 0))[::2 if opts.quick else 1]
+    if opts.hard is not None:
+        hard_table(problems, LIMITS, opts.minimalloc)
+        return
     nets = [(name, make()) for name, make in alloc_graphs.SUITE.items()]
     shared = pathlib.Path(os.environ.get("GGJIT_SHARED", "")) / "data" / "graphs"
     seen = [(g.name, g) for g in alloc_recorded.recorded(shared)] if os.environ.get("GGJIT_SHARED") else []
-    plan_offsets(*alloc_instances.accelerator(100, 5), time_limit=0.3)          # compile
     chunks = [(name, g) for name, g in nets if name in CHUNKED]
     for _, g in chunks[:1]:
         alloc_graphs.plan_table(*args(g), planner="best", max_size=1 << 20)
@@ -284,7 +291,7 @@ def main(argv):
     pass_table(nets + seen)
     random_table((1000, 10_000, 100_000) if opts.quick else (1000, 10_000, 100_000, 1_000_000), opts.minimalloc)
     limit_table((10, 1000, 10_000, 100_000) if opts.quick else (10, 100, 1000, 10_000, 100_000, 1_000_000))
-    hard_table(opts.folder, LIMITS, opts.minimalloc, opts.quick)
+    hard_table(problems, LIMITS, opts.minimalloc)
     order_table(nets)
     family_table(30 if opts.quick else 100)
     what_if_table(("tinyllama-1.1b",))

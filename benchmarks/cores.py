@@ -9,6 +9,9 @@
 Tokens a second of prompts and of decoding, medians of rounds in which all take turns; ratio: ours over llama.cpp's with
 as many threads.  Without --llama-bench those columns are empty.  busy: endless loops run beside, one and two of them;
 then what counts is two threads over one in the same state.  No model is begun after --minutes.
+
+A second table says how fast decoding reads the weights, beside what as many threads read at best in the same minute:
+where the share is near 1, no engine can gain much.
 """
 import argparse
 import concurrent.futures
@@ -25,6 +28,7 @@ from benchmarks import machine, synth
 from benchmarks.compare import PAUSE_SECONDS
 from benchmarks.worker import EngineError, Missing, Worker
 from ggjit.models import smollm2_path
+from ggjit.profiling.machine_limits import read_bandwidth
 
 WORKS = {"prompt 128": ("pp", 128), "prompt 512": ("pp", 512), "decode": ("tg", 64)}
 BUSY_WORKS, LOOPS = ("prompt 128", "decode"), (1, 2)
@@ -62,10 +66,12 @@ class Ours:
         return self._stack.__exit__(*exc)
 
     def load(self, path):
+        """Load the model in all of them; returns bytes of weights that a token reads."""
         for name, n in self._threads.items():
-            self.workers[name].ask("load", path, n_threads=n, n_ctx=N_CTX)
+            sizes = self.workers[name].ask("load", path, n_threads=n, n_ctx=N_CTX)
             for measure, n_tokens in WORKS.values():
                 self.workers[name].ask("warm", measure, n_tokens)
+        return sizes["read_per_token"]
 
     def pin(self, pinned=True):
         """The processes of one thread to a core each, or free again."""
@@ -145,17 +151,26 @@ def _cells(*values):
     return " | ".join("" if v is None else f"{v:.2f}" if v < 20 else f"{v:,.0f}" for v in values)
 
 
+def bandwidth_row(network, nbytes, speeds):
+    """speeds: tokens a second of decoding with one and with two threads."""
+    best = [read_bandwidth(n) for n in (1, 2)]
+    taken = [nbytes * speed for speed in speeds]
+    cells = (x for b, t in zip(best, taken, strict=True) for x in (t / 1e9, b / 1e9, t / b))
+    return f"| {network.name} | {nbytes / 1e6:,.0f} | {' | '.join(f'{x:.2f}' for x in cells)} |"
+
+
 def measure(network, args, say):
-    """Print a network's rows as they come; returns those beside loops."""
+    """Print a network's rows as they come; returns (row of bandwidth, those beside loops)."""
     path = str(network.path())
     with Ours() as ours:
-        ours.load(path)
+        nbytes = ours.load(path)
         ours.pin()
         for work, theirs1, theirs2, one, two, pair in idle_rows(ours, path, args.llama_bench, args.rounds):
             ratios = [a / b if b else None for a, b in ((one, theirs1), (two, theirs2))]
             say(f"| {network.name}, {work} | {_cells(one, two, pair, two / pair, theirs1, theirs2, *ratios)} |")
-        return [f"| {network.name}, {work}, {n} | {_cells(one, two, two / one)} |"
-                for work, n, one, two in busy_rows(ours, args.rounds)]
+        memory = bandwidth_row(network, nbytes, (one, two))         # the last work is decoding
+        return memory, [f"| {network.name}, {work}, {n} | {_cells(one, two, two / one)} |"
+                        for work, n, one, two in busy_rows(ours, args.rounds)]
 
 
 def main(argv=None):
@@ -167,7 +182,7 @@ def main(argv=None):
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--minutes", type=float, default=12.0, help="begin no network after so many (12)")
     args = p.parse_args(argv)
-    end, busy = time.monotonic() + 60 * args.minutes, []
+    end, memory, busy = time.monotonic() + 60 * args.minutes, [], []
 
     def say(line):
         print(line, flush=True)
@@ -180,9 +195,14 @@ def main(argv=None):
             say(f"| {network.name}: left out, the time had run out |" + " |" * 8)
             continue
         try:
-            busy += measure(network, args, say)
+            row, rows = measure(network, args, say)
+            memory.append(row)
+            busy += rows
         except (Missing, EngineError, OSError) as e:
             say(f"| {network.name}: {e} |" + " |" * 8)
+    say("\n| decode | MB a token | one, GB/s | reading, GB/s | share | two, GB/s | reading, GB/s | share |\n|" +
+        " --- |" * 8)
+    say("\n".join(memory))
     say("\n| beside loops | one thread | two threads | two / one |\n| --- | --- | --- | --- |")
     say("\n".join(busy))
     say(f"\n{machine.idle_check('after')}")

@@ -57,14 +57,21 @@ def with_patterns(m, step, chosen):
     for f in chosen:
         table.setdefault(f.ops[0], []).append(f)
     with mock.patch.object(fusion, "all_fusions", lambda: table):
-        return cpu_plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement)
+        return _plan(m, step)
+
+
+def _plan(m, step):
+    """Another plan of the step's graph; all threads run it, whatever they cost."""
+    plan = cpu_plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement)
+    plan.thread_choice = None
+    return plan
 
 
 def without_nodes(m, step, ops):
     """The step's graph planned without the nodes of these ops: its results are wrong, its time is a bound."""
     real = graph_plan.nodes_to_compute
     with mock.patch.object(graph_plan, "nodes_to_compute", lambda nodes: real([t for t in nodes if t.op not in ops])):
-        return cpu_plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement)
+        return _plan(m, step)
 
 
 # ---------------------------------------------------------------- timing

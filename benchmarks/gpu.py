@@ -1,6 +1,7 @@
 """Proof and speed of the CUDA backend on a real GPU, in one call.
 
-    python -m benchmarks.gpu [--quick] [--model PATH ...] [--embed-model PATH] [--only ops|speed|walk] [--share 0.1]
+    python -m benchmarks.gpu [--quick] [--model PATH ...] [--embed-model PATH] [--only ops|speed|walk|piped]
+        [--share 0.1]
     GGJIT_CUDA_COMPILER=simulator GGJIT_CUBLAS=1 GGJIT_CCCL=1 python -m benchmarks.gpu --dry
                                             every measurement once, as small as they go; libraries by their stand-ins
 
@@ -9,6 +10,8 @@
 2. timings by events: a measured copy, mat-vec of every weight type against it, F16 products against torch (cuBLAS),
    int8 prefill, attention against torch's scaled_dot_product_attention, own kernels against cuBLAS for few columns and
    against CCCL for sorts;
+   kernels of the second set (GGJIT_PIPED) beside the first one's (gpu_piped.py; --only piped: these alone, in less than
+   eight minutes; llama models are run with both then);
 3. launch overhead with and without CUDA graphs; a token as one persistent kernel against the captured graph
    (gpu_walk.py; --only walk: this alone); memory taken against gg.measure;
    every other op on the largest of its cases (gpu_ops.py);
@@ -39,6 +42,7 @@ import numpy as np
 import ggjit as gg
 from benchmarks.catalogue import STORIES
 from benchmarks.gpu_ops import op_rows
+from benchmarks.gpu_piped import piped_rows, piping
 from benchmarks.gpu_suite import CUBLAS, OWN, check_ops, nmse, sanitize, sanitizer
 from benchmarks.gpu_walk import walk_rows
 from benchmarks.report import Row, Spread, markdown
@@ -50,7 +54,6 @@ from ggjit.models.files.minilm import minilm_path
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.cuda import argsort
 from ggjit.ops.cuda.matmul import mul_mat_dense
-from ggjit.ops.cuda.native.launch import Gemm, Sort
 from ggjit.tools.suite.runner import as_bytes
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -227,21 +230,20 @@ def few_columns_rows(timer):
     k, columns = timer.scale.products[0], timer.scale.columns if mul_mat_dense.available() else ()
     for name, n in itertools.product(timer.scale.product_types[::4], columns):          # F16, Q4_0
         w, x = (gg.Context().new_tensor(type, ne) for type, ne in ((getattr(gg, name), (k, k)), (gg.F32, (k, n))))
-        yield beside_library(timer, f"product {name} {k}, {n} columns", gg.mul_mat(w, x), Gemm)
+        yield beside_library(timer, f"product {name} {k}, {n} columns", gg.mul_mat(w, x), "cublas")
 
 
 def sort_rows(timer):
     """The same of sorts by CCCL: vocabularies, and as many rows of them as are sorted one after the other."""
     for ne in timer.scale.sorts if argsort.available() else ():
         x = gg.Context().new_tensor(gg.F32, ne)
-        yield beside_library(timer, f"argsort of {ne[1]} x {ne[0]}", gg.argsort(x, 0), Sort)
+        yield beside_library(timer, f"argsort of {ne[1]} x {ne[0]}", gg.argsort(x, 0), "cccl")
 
 
-def beside_library(timer, work, t, kind):
-    library = libraries.LIBRARIES[kind]
-    seconds = libraries.measure(timer.gpu.device, t, library)
-    own, theirs = (Spread([seconds[way] * 1e6], "us") for way in ("own", library.name))
-    return Row(work, "-", own, theirs, theirs.median / own.median, against=library.name,
+def beside_library(timer, work, t, library):
+    seconds = libraries.measure(timer.gpu.device, t)
+    own, theirs = (Spread([seconds[way] * 1e6], "us") for way in ("own", library))
+    return Row(work, "-", own, theirs, theirs.median / own.median, against=library,
                note=f"{min(seconds, key=seconds.get)} is chosen")
 
 
@@ -325,6 +327,14 @@ def model_rows(timer, llamas, embed):
         yield from llama_rows(timer, path)
 
 
+def piped_models(timer, llamas):
+    """The models with each node in the way that is measured to be faster, beside llama.cpp as before."""
+    with piping(libraries.MEASURED):
+        for path in llamas:
+            for row in llama_rows(timer, path):
+                yield dataclasses.replace(row, work=f"{row.work}, piped where faster")
+
+
 def embedding_rows(timer, path):
     with load_model(path) as cpu, load_model(path, backend=timer.gpu) as m:
         error = nmse(m.embed(SENTENCES), cpu.embed(SENTENCES))
@@ -386,12 +396,15 @@ def measured(gpu, scale, llamas, embed, only=None):
     timer = Timer(gpu, scale)
     peak = timer.copy_bandwidth()
     rows = [Row("device-to-device copy", "-", Spread([peak / 1e9], "GB/s"))]
-    parts = (mat_vec_rows(timer, peak), product_rows(timer), few_columns_rows(timer), sort_rows(timer),
-             attention_rows(timer), overhead_rows(timer), walk_rows(lambda b: Timer(b, scale), gpu.device, scale),
-             memory_rows(timer), op_rows(timer, peak), model_rows(timer, llamas, embed))
+    parts = (piped_rows(timer, peak, torch_seconds), mat_vec_rows(timer, peak), product_rows(timer),
+             few_columns_rows(timer), sort_rows(timer), attention_rows(timer), overhead_rows(timer),
+             walk_rows(lambda b: Timer(b, scale), gpu.device, scale), memory_rows(timer), op_rows(timer, peak),
+             model_rows(timer, llamas, embed))
     if only == "walk":
         parts = (overhead_rows(timer), walk_rows(lambda b: Timer(b, scale), gpu.device, scale),
                  model_rows(timer, llamas, None))
+    if only == "piped":
+        parts = piped_rows(timer, peak, torch_seconds), piped_models(timer, llamas)
     for part in parts:
         try:
             for row in part:
@@ -416,8 +429,9 @@ def main(argv=None):
     p.add_argument("--dry", action="store_true", help="everything as small as it goes, to see that it runs; no file")
     p.add_argument("--model", nargs="*", help="llama GGUFs to decode with; by default stories260K and a 1.1B shape")
     p.add_argument("--embed-model", help="a bert GGUF to embed with; by default MiniLM")
-    p.add_argument("--only", choices=("ops", "speed", "walk"),
-                   help="the op suite alone, the measurements alone, or tokens as one persistent kernel alone")
+    p.add_argument("--only", choices=("ops", "speed", "walk", "piped"),
+                   help="the op suite alone, the measurements alone, tokens as one persistent kernel alone, or the "
+                        "second set of kernels alone")
     p.add_argument("--share", type=float, default=1.0, help="share of the op suite's cases, drawn anew in every run")
     p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes of the op suite")
     args = p.parse_args(argv)
@@ -427,8 +441,8 @@ def main(argv=None):
         print(f"benchmarks.gpu needs an NVIDIA GPU: {e}", file=sys.stderr)
         return 1
     device, scale = gpu.device, DRY if args.dry else QUICK if args.quick else FULL
-    checked = [] if args.only in ("speed", "walk") else check_ops(args.jobs, args.share, args.dry)
-    program = None if args.only in ("speed", "walk") or args.dry else sanitizer()
+    checked = [] if args.only in ("speed", "walk", "piped") else check_ops(args.jobs, args.share, args.dry)
+    program = None if args.only in ("speed", "walk", "piped") or args.dry else sanitizer()
     n_sanitized, faults = sanitize(program, args.jobs, args.share) if program else (0, [])
     llamas, embed = ([], None) if args.only == "ops" or args.dry else default_models(scale)
     rows = [] if args.only == "ops" else measured(gpu, scale, llamas if args.model is None else args.model,

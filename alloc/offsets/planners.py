@@ -40,6 +40,7 @@ COARSE = 32                     # the bisection's node limit is the limit at the
 LOCAL = 2                       # moves of the local search, as a multiple of the search nodes spent between its turns
 LOCAL_BESIDE_TILES = 1 / 4      # the same where the tiling search runs, which is more successful
 TILES = 16                      # nodes of the tiling search at a capacity, as a multiple of those of a rule's search
+FINE = 256                      # capacities are told apart by this part of the best peak
 KEPT = 7                        # capacities at which the tiling search continues its last try
 MOVES = 2000                    # moves of a local search between two looks at its results
 
@@ -242,14 +243,14 @@ class Planner:
     def _bisect(self, limit):
         """Narrow [proved bound, best] with `limit` nodes per search; a limit hit counts as "not here" in this pass."""
         soft = max(self.proved, self.goal)
-        while self.best - soft > max(self.best // 256, 1) and not self.done and not self.spent:
+        while self.best - soft > max(self.best // FINE, 1) and not self.done and not self.spent:
             cap = (soft + self.best) // 2
             if self._try(cap, limit) != FOUND:
                 soft = cap + 1
 
     def _tile(self, limit):
-        """The tiling search at the goal, then between it and the best plan, with `limit` nodes at each capacity.
-        Returns whether the problem suits it."""
+        """The tiling search at the goal, then between it and the best plan, with up to `limit` nodes at each capacity:
+        half as many for each doubling of the distance to the best plan.  Returns whether the problem suits it."""
         soft = cap = max(self.proved, self.goal)
         while not self.done and not self.spent:
             if cap not in self.tiles:
@@ -257,14 +258,17 @@ class Planner:
                 self.tiles = {c: self.tiles[c] for c in kept} | {cap: tiling.Tiling(self.inst, cap, self.seed)}
             if not self.tiles[cap].suits and cap == max(self.proved, self.goal):
                 return False
-            nodes = limit if self.node_limit is None else min(limit, self.node_limit - self.nodes)
+            doublings = max((self.best - cap) // max(self.best // FINE, 1), 1).bit_length() - 1
+            nodes = max(limit >> doublings, 1)
+            if self.node_limit is not None:
+                nodes = min(nodes, self.node_limit - self.nodes)
             made, offsets = self.tiles[cap].run(nodes, self.stop)
             self.nodes += made
             if offsets is None:
                 soft = cap + 1
             else:
                 self._keep(int((offsets + self.inst.size).max()), offsets, "tiling")
-            if self.best - soft <= self.best // 256:
+            if self.best - soft <= self.best // FINE:
                 break
             cap = (soft + self.best) // 2
         return True

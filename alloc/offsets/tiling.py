@@ -11,8 +11,12 @@ one level between higher neighbours.  The first free byte at either end of a val
 
 The end with the fewest choices is decided first; one without any ends the branch.  A border that no unplaced buffer
 crosses makes two parts that are searched apart.  What is left to place fixes the front, so a part that failed is known
-by its unplaced buffers and spare bytes, and is not searched again.  Tries end after few nodes and begin anew in another
-random order, for most of their length is decided by their first choices.
+by its unplaced buffers and spare bytes, and is not searched again.
+
+Tries end after few nodes, for most of their length is decided by their first choices.  The next one keeps a part of the
+best try so far, the one that filled most: a random number of its first moves (iterated greedy: Ruiz, Stuetzle, 2007).
+From there it goes on in another random order, in which buffers that tries left over come earlier (squeaky wheel
+optimization: Joslin and Clements, 1999).  After PATIENCE tries that fill no more the best one is forgotten.
 
 The search visits every layout in which no buffer can sink, so it misses none but for two parts with one 64-bit key.
 It complements `ggjit.alloc.offsets.search`, which is at its best where the sections are not full.
@@ -25,8 +29,11 @@ from ggjit.ops.native.records import JitRecord, row
 
 MAX_BUFFERS = 4096              # limit, since a search node looks at every section of its part
 MAX_SPARE = 1 / 4               # of all bytes of all sections: with more to spare, other searches do better
-TRY_NODES, GROWTH, TRIES = 2000, 1.5, 64        # nodes of a try; after TRIES tries they grow by GROWTH
+TRY_NODES, GROWTH, TRIES = 4, 1.1, 64           # nodes of a try, per buffer; after TRIES tries they grow by GROWTH
+EARLY = 1.7                     # exponent of the share of moves kept: above 1, few are kept more often than many
+PATIENCE = 100                  # tries that fill no more than the best one, before that is forgotten
 NOISE = 1.5                     # random part of a buffer's preference, in units of the logarithm of its area
+BLAME, FADING = 0.2, 0.9        # preference, in the same units, that a try adds to what it left; what is kept of it
 FLUSH = 2.0                     # preference, in the same units, for a top that ends level with a neighbour
 N_KEYS = 1 << 16                # failed parts that are remembered, a power of two
 FOUND, NODE_LIMIT, EXHAUSTED = 1, -1, 0
@@ -38,6 +45,7 @@ LIFT, NONE = -1, -2             # moves that place no buffer: the front is lifte
 # choice[first:last], the next one at `at`; move: the one made, which takes nbytes; key: of the part; done: of the parts
 # below, the last that was opened
 FRAME = row("parent", "lo", "hi", "done", "p", "q", "side", "first", "last", "at", "move", "nbytes", "key")
+MOVE = row("move", "end", "nbytes")             # a buffer, or LIFT at section `end`
 TILING = JitRecord(
     "TilingRecord",
     n="i64", ns="i64", cap="i64", lower="i64[n]", upper="i64[n]", size="i64[n]",
@@ -53,7 +61,9 @@ TILING = JitRecord(
     max_frames="i64", frame=(FRAME, "max_frames"),
     max_choices="i64", choice="i64[max_choices + 2 * n]", score="f64[max_choices + 2 * n]",
     valley=row("p", "q", "side"),                                   # the end with the fewest choices
-    count=row("top", "nodes"))
+    n_kept="i64", kept=(MOVE, "n_kept"), path=(MOVE, "max_frames"), # moves made before; those that filled most
+    # filled: bytes of all sections below the front; most_filled, path: the most of them, and the length of its path
+    count=row("top", "nodes", "filled", "most_filled", "path"))
 tiling_at = TILING.at
 
 
@@ -158,20 +168,21 @@ def _spare_key(s, x):
 
 
 @exact
-def _apply(s, f, sign):
-    """Make (sign 1) or take back (-1) the move of frame f; the numbers of choices counted at the ends of its buffer
-    become invalid."""
-    i, by = s.frame[f].move, sign * s.frame[f].nbytes
+def _apply(s, i, end, by):
+    """Move the front up by so many bytes, or down: over buffer i, or at section `end` where i is LIFT.  The numbers of
+    choices counted at the ends of the buffer become invalid."""
     if i == LIFT:
-        end = s.frame[f].q - 1 if s.frame[f].side == 1 else s.frame[f].p
         s.key_of[end] ^= _spare_key(s, end)
         s.front[end] += by
         s.spare[end] -= by
         s.key_of[end] ^= _spare_key(s, end)
+        s.count.filled += by
     elif i >= 0:
+        sign = 1 if by > 0 else -1
         s.key_of[s.lower[i]] ^= s.buffer_key[i]
         s.placed[i] += sign
         s.counted[s.lower[i]] = s.counted[s.ns + 1 + s.upper[i]] = -1
+        s.count.filled += by * (s.upper[i] - s.lower[i])
         for x in range(s.lower[i], s.upper[i]):
             s.front[x] += by
         for x in range(s.lower[i] + 1, s.upper[i]):
@@ -179,15 +190,36 @@ def _apply(s, f, sign):
 
 
 @exact
+def _end(s, f):
+    """The section at the end that frame f decides."""
+    return s.frame[f].q - 1 if s.frame[f].side == 1 else s.frame[f].p
+
+
+@exact
+def _keep_path(s):
+    """Keep the moves of all frames where they fill more than any before; the last frame may not have moved yet."""
+    if s.count.filled <= s.count.most_filled:
+        return
+    s.count.most_filled, s.count.path = s.count.filled, 0
+    for f in range(1, s.count.top + 1):
+        if s.frame[f].move == NONE:
+            break
+        s.count.path = f
+        t = s.path[f - 1]
+        t.move, t.end, t.nbytes = s.frame[f].move, _end(s, f), s.frame[f].nbytes
+
+
+@exact
 def _next_move(s, f):
     """Take the next choice of frame f, of its parent where none is left, after all moves above it are taken back; the
     frame that moved, or 0 when there is none."""
+    _keep_path(s)
     while True:
         if f == 0:
             return f
         while s.count.top > f or s.frame[f].move != NONE:
             top = s.count.top
-            _apply(s, top, -1)
+            _apply(s, s.frame[top].move, _end(s, top), -s.frame[top].nbytes)
             s.frame[top].move = NONE
             if top > f:
                 s.count.top = top - 1
@@ -205,7 +237,7 @@ def _next_move(s, f):
     else:
         r.nbytes = _level_above(s, r.p, r.q, r.side, r.lo, r.hi, 0)
     r.move, r.done = i, 0
-    _apply(s, f, 1)
+    _apply(s, i, _end(s, f), r.nbytes)
     return f
 
 
@@ -251,7 +283,7 @@ def _open_part(s, parent, lo, hi, m):
 
 @exact
 def _begin(s):
-    """The state before the first decision, which is frame 0."""
+    """The state before the first decision, which is frame 0, with the moves kept of another try."""
     r = s.frame[0]
     r.parent, r.lo, r.hi, r.done, r.move, r.first, r.last = -1, 0, s.ns, 0, NONE, 0, 0
     for i in range(s.n):
@@ -260,11 +292,16 @@ def _begin(s):
             s.crossing[x] += 1
     for x in range(s.ns):
         s.key_of[x] ^= _spare_key(s, x)
+    for k in range(s.n_kept):
+        t = s.kept[k]
+        if t.move >= 0:
+            s.offset[t.move] = s.front[s.lower[t.move]]
+        _apply(s, t.move, t.end, t.nbytes)
 
 
 @native("i64(i64)")
 def tile(address):
-    """One try over a TILING record.  FOUND, with its offsets, NODE_LIMIT, or EXHAUSTED: there is no layout."""
+    """One try over a TILING record.  FOUND, with its offsets, NODE_LIMIT, or EXHAUSTED: none has the moves kept."""
     s = tiling_at(address)
     _begin(s)
     parent = np.int64(0)
@@ -278,6 +315,7 @@ def tile(address):
         s.count.nodes += 1
         first = s.frame[s.count.top].last
         if s.count.nodes > s.node_limit or s.stop[0] != 0 or s.count.top + 1 == s.max_frames or first >= s.max_choices:
+            _keep_path(s)
             return NODE_LIMIT
         m = _narrowest_choice(s, lo, hi, first)
         if m < 0:
@@ -312,24 +350,50 @@ class Tiling:
         self.rng = np.random.default_rng([seed, 1])
         self.area = np.log1p(inst.size * (inst.hi - inst.lo).astype(float))
         self.keys = self.rng.integers(-1 << 63, 1 << 63, inst.n + inst.ns, dtype=np.int64)
-        self.failed, self.n_tries, self.try_nodes = np.zeros(N_KEYS, np.int64), 0, float(TRY_NODES)
+        self.failed, self.n_tries, self.try_nodes = np.zeros(N_KEYS, np.int64), 0, float(TRY_NODES * inst.n)
+        self.blame = np.zeros(inst.n)
+        self._forget()
+
+    def _forget(self):
+        """Begin without moves of another try."""
+        self.path, self.most_filled, self.stale = np.zeros(0, MOVE), -1, 0
 
     def run(self, n_nodes, stop=NEVER):
         """(nodes taken, offsets or None): tries until so many nodes are spent or one fits."""
-        i, spent = self.inst, 0
+        spent = 0
         while self.suits and not self.exhausted and spent < n_nodes and not stop[0]:
-            r = TILING.of(
-                n=i.n, ns=i.ns, cap=self.cap, lower=i.slo, upper=i.shi, size=i.size, spare=self.spare.copy(), stop=stop,
-                begin_ptr=self.begins[0], begin=self.begins[1], end_ptr=self.ends[0], end=self.ends[1],
-                liking=self.area + NOISE * self.rng.random(i.n), failed=self.failed,
-                buffer_key=self.keys[:i.n], section_key=self.keys[i.n:], max_frames=4 * i.n + 64,
-                max_choices=16 * i.n + 256, node_limit=min(int(self.try_nodes), n_nodes - spent))
+            kept = self.path[:int(len(self.path) * self.rng.random() ** EARLY)]
+            r = self._record(kept, min(int(self.try_nodes), n_nodes - spent), stop)
             status = tile(r)
             spent += int(r.count["nodes"][0])
             if status == FOUND:
                 return spent, r.offset
-            self.exhausted = status == EXHAUSTED
-            self.n_tries += 1
-            if self.n_tries % TRIES == 0:
-                self.try_nodes *= GROWTH
+            self._learn(r, kept, status)
         return spent, None
+
+    def _record(self, kept, node_limit, stop):
+        i = self.inst
+        return TILING.of(
+            n=i.n, ns=i.ns, cap=self.cap, lower=i.slo, upper=i.shi, size=i.size, spare=self.spare.copy(), stop=stop,
+            begin_ptr=self.begins[0], begin=self.begins[1], end_ptr=self.ends[0], end=self.ends[1],
+            liking=self.area + self.blame + NOISE * self.rng.random(i.n), failed=self.failed,
+            buffer_key=self.keys[:i.n], section_key=self.keys[i.n:], max_frames=4 * i.n + 64,
+            max_choices=16 * i.n + 256, node_limit=node_limit, n_kept=len(kept), kept=kept)
+
+    def _learn(self, r, kept, status):
+        """What a try that failed leaves to the next ones."""
+        count = r.count[0]
+        self.blame *= FADING
+        self.blame[r.placed == 0] += BLAME
+        self.exhausted = status == EXHAUSTED and not len(kept)
+        if count["most_filled"] >= self.most_filled:
+            self.stale = 0 if count["most_filled"] > self.most_filled else self.stale + 1
+            self.path = np.concatenate([kept, r.path[:count["path"]]])
+            self.most_filled = int(count["most_filled"])
+        else:
+            self.stale += 1
+        if self.stale > PATIENCE:
+            self._forget()
+        self.n_tries += 1
+        if self.n_tries % TRIES == 0:
+            self.try_nodes *= GROWTH

@@ -17,7 +17,7 @@ from ggjit.ops.core.errors import ParamError
 RULES = ((0.0, 0.5, 0.5), (1.0, 0.5, 0.5))      # settings (a, b, c) of recompute_plans.execute
 # settings tried where greedy is not the best
 MORE = ((0.0, 0.15, 0.0), (0.0, 0.5, 0.0), (0.0, 1.0, 0.25), (0.25, 0.15, 0.25))
-LEAST_STEP = 500                        # the least reachable peak is found to 1 / this of the peak
+LEAST_STEP, QUICK_STEP = 500, 50        # the least reachable peak is found to 1 / this of the peak
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +84,10 @@ class Recomputation:
             found += [self._polished(record, self._rule(rule)) for rule in MORE]
         return sorted((s for s in found if s is not None), key=lambda s: s.extra)
 
-    def least(self, below=None):
-        """The Schedule of the least peak that was found, by bisection; None where that is not less than `below`."""
-        step = max(self.plain.peak // LEAST_STEP, 1)
+    def least(self, below=None, quick=False):
+        """The Schedule of the least peak that was found, by bisection; None where that is not less than `below`.
+        quick: about that peak, at any cost."""
+        step = max(self.plain.peak // (QUICK_STEP if quick else LEAST_STEP), 1)
         low, high = self.least_node, self.plain.peak
         if below is not None and high >= below:
             if below - step < low or not self._can(below - step):
@@ -98,20 +99,23 @@ class Recomputation:
                 high = middle
             else:
                 low = middle
-        return self._first(high)
+        return self._first(high) if quick else self.fit(high)
 
     def _first(self, limit):
-        """The Schedule of the first plan that is found within `limit` bytes: its peak matters, its cost little."""
+        """The first Schedule that is found within `limit` bytes, as it is: its peak is wanted, not its cost."""
         if self.plain.peak <= limit:
             return self.plain
         record = self._record(limit)
-        makers = (self._greedy, *map(self._rule, RULES + MORE[:1]))
-        return next((s for s in (self._polished(record, make) for make in makers) if s is not None), None)
+        n = next(filter(None, (make(record) for make in self._makers())), 0)
+        return self._schedule(record.event[:n].copy()) if n else None
+
+    def _makers(self):
+        return *map(self._rule, RULES + MORE[:1]), self._greedy
 
     def _can(self, limit):
         """Whether a schedule of at most `limit` bytes is found."""
         record = self._record(limit)
-        return any(make(record) for make in (*map(self._rule, RULES + MORE[:1]), self._greedy))
+        return any(make(record) for make in self._makers())
 
     def node_nbytes(self):
         """Bytes of each node with its inputs."""

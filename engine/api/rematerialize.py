@@ -227,18 +227,18 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
 
 
 @oom_guard("rematerialize")
-def within(graph, budget, target, cut=True):
+def within(graph, budget, target, cut=True, quick=False):
     """(graph of `rematerialize`, its peak), or (None, the fewest bytes that were reached): no error, which would look
-    for a remedy."""
-    new, least = _fitting(_units(graph, target, None), budget, cut, quick=True)
+    for a remedy.  quick: a number of bytes that is enough is found sooner, but is not the least."""
+    new, least = _fitting(_units(graph, target, None), budget, cut, quick)
     return new, (new or least).peak
 
 
 def _fitting(units, budget, cut, quick=False):
     """(a graph that fits into `budget`, None), or (None, the one of the fewest bytes).
 
-    quick: where a node with its inputs is larger than the budget, only the sorted orders are searched for the fewest
-    bytes: the others take longer to make, and cannot fit."""
+    quick: where a node with its inputs is larger than the budget, no order fits, and the fewest bytes are those of the
+    sorted orders, which are made in no time, and only about the least."""
     problems = _Orders(units)
     given = problems.given
     if given.numbers.plain.peak <= budget:
@@ -248,7 +248,7 @@ def _fitting(units, budget, cut, quick=False):
     new = _cheapest(problems, budget) if given.numbers.least_node <= budget else None
     if new is not None:
         return new if new.extra < COSTLY_SHARE or not cut else _or_in_rows(new, units, budget, cut), None
-    least = _least(problems, budget, sorted_only=quick and given.numbers.least_node > budget)
+    least = _least(problems, budget, quick=quick and given.numbers.least_node > budget)
     if least.peak <= budget:
         return least, None
     for rounded in _CUTS[cut]:
@@ -281,11 +281,11 @@ def _units(graph, target, profile):
     return RematNodes(graph, buft, {} if profile is None else _seconds(profile))
 
 
-def _least(problems, budget, below=None, sorted_only=False):
+def _least(problems, budget, below=None, quick=False):
     """The graph of the least peak that was found; None where that is not less than `below`."""
     best = None
-    for p in itertools.chain.from_iterable(itertools.islice(problems, 1 if sorted_only else None)):
-        schedule = p.numbers.least(below)
+    for p in itertools.chain.from_iterable(itertools.islice(problems, 1 if quick else None)):
+        schedule = p.numbers.least(below, quick)
         new = None if schedule is None else p.graph_of(schedule, budget, LEAST_NODES)
         if new is not None and (below is None or new.peak < below):
             best, below = new, new.peak

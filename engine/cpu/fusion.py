@@ -1,15 +1,16 @@
 """Fusion: which runs of nodes of a plan become one kernel (ops/core/fusion_pattern.py says what can).
 
-A run is taken when its nodes follow each other in the plan and read each other as the pattern says.  Results between:
+A run is taken if its nodes follow each other in the plan, read each other as the pattern says, and lie where the
+memory permits it.  Results in between:
 
     left out     only one node of the run reads it; it is neither an output nor a view nor placed by hand
     stored       anything else; the kernel writes it to the memory it has anyway
 
-Some nodes are computed again by each run that reads them: then no run waits for the others.
+Some nodes are computed again by each run that reads them.  Then no run waits for the others.
 
-and the memory the allocator chose must permit it.  One kernel reads its sources while it writes its results, so no
-result may overlap a source, except one that is read as a whole before anything is written, and one that is read row by
-row and lies exactly where the result lies.  A run whose memory forbids it stays as it is.
+One kernel reads its sources while it writes its results, so no result may overlap a source, except one that is read as
+a whole before anything is written, and one that is read row by row and lies exactly where the result lies.  A run whose
+memory forbids it stays as it is.
 """
 import functools
 import itertools
@@ -17,7 +18,8 @@ import itertools
 import numpy as np
 
 from ggjit.core.table import TABLE
-from ggjit.graphs.plan_node import N_PARAM_WORDS, PlanNode
+from ggjit.graphs.node_kinds import N_PARAM_WORDS
+from ggjit.graphs.plan_node import PlanNode
 from ggjit.graphs.plan_places import PlanPlaces
 from ggjit.ops.core.fusion_pattern import all_fusions
 from ggjit.ops.core.record import FLAG_COMPUTE, MAX_SRC, T_BUFFER, T_FLAGS, T_OP, T_SRC, T_VIEW_SRC, T_WORDS

@@ -21,6 +21,7 @@ from ggjit.core.arguments import expect
 from ggjit.core.config import default_threads
 from ggjit.core.run_lock import KERNEL_THREADS, acquire_or_raise, refuse_nesting, release_if_held
 from ggjit.cpu import walk
+from ggjit.cpu.team import S_MILLISECOND, S_POSTED
 from ggjit.cpu.ticks import Tracing
 from ggjit.ops.core.errors import NotSupported, ParamError
 from ggjit.ops.core.host_memory import start
@@ -35,7 +36,7 @@ from ggjit.ops.native.waiting import WAY
 POLL_SECONDS = 0.010
 SPIN_SECONDS = 150e-6   # how long an idle worker spins before it sleeps, at poll level 50 (ggml's default)
 
-_RUN = ctypes.PYFUNCTYPE(*[ctypes.c_int64] * 6)         # engine/cpu/walk.py: run, called without looking for arrays
+_RUN = ctypes.PYFUNCTYPE(*[ctypes.c_int64] * 7)         # engine/cpu/walk.py: run, called without looking for arrays
 _OPEN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 _ABORT_CALLBACK = ctypes.PYFUNCTYPE(ctypes.c_int)       # called by thread 0 while it holds the GIL
 
@@ -60,6 +61,7 @@ class Pool:
         self.words[walk.S_CAN_SLEEP // WORD] = bool(WAY)
         self._per_second = _cycles_per_second()
         self.words[S_INTERVAL // WORD] = int(POLL_SECONDS * self._per_second)
+        self.words[S_MILLISECOND // WORD] = int(self._per_second / 1000)
         self.words[S_POLL // WORD] = walk.poll.address
         self.poll = 50
         self._enter = _RUN(walk.run.address)         # compiled before any thread starts
@@ -190,7 +192,10 @@ class Pool:
             trace_buffer = self.tracing.trace_buffer(plan, i, j) if self.tracing.watchers and j > i else None
             if n_threads > 1 and not self.words[walk.S_CAN_SLEEP // WORD]:
                 self._post()
-            status = self._enter(self.sync, first, end, n_threads, 0 if trace_buffer is None else trace_buffer.page())
+            # workers that wait in Python cannot be called in the midst of a run
+            changes = choice is not None and self.words[walk.S_CAN_SLEEP // WORD]
+            status = self._enter(self.sync, first, end, n_threads, changes,
+                                 0 if trace_buffer is None else trace_buffer.page())
             if choice is not None and status == OK:
                 choice.ran((time.perf_counter() - began) / plan.cost)
             if trace_buffer is not None and status == OK:
@@ -305,7 +310,7 @@ def _leave_walk(pool):
     """
     if pool.n_walking > 1:
         pool.words[S_ABORT // WORD] = pool.words[walk.S_QUIT // WORD] = 1
-        pool.words[S_COUNT // WORD], pool.words[walk.S_DONE // WORD] = 0, pool.n_walking - 1
+        pool.words[S_COUNT // WORD], pool.words[walk.S_DONE // WORD] = 0, pool.words[S_POSTED // WORD]
         threading.Thread(target=_open_barriers, args=(pool,), daemon=True).start()
 
 

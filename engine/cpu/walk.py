@@ -13,7 +13,8 @@ Stopping.  Thread 0 polls for signals and the abort callback every 10 ms or so, 
 callback before every node; either raises the *abort word*.  Kernels see it between chunks and return early, still
 passing every barrier inside them.  Leaving the walk has to be one decision for all threads: thread 0 writes the node at
 which to stop *before* that node's barrier, and every thread compares after it.  (A plain flag would be seen one barrier
-early by a slow thread, which would then never arrive at the next one.)
+early by a slow thread, which would then never arrive at the next one.)  In the same way a stretch of the walk ends, and
+another one begins with more or fewer threads (team.py).
 
 The GIL is released by the jitted code itself, so that the poll can take it back, call PyErr_CheckSignals, and leave the
 exception for the ctypes call that started the run: Ctrl-C comes out as KeyboardInterrupt.
@@ -22,6 +23,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from ggjit.cpu import team
+from ggjit.cpu.team import S_LEAVE_AT, S_NEXT, S_POSTED
 from ggjit.ops.core.record import ABORTED, N_FLAGS, N_KERNEL, N_NEXT, N_TASKS, OK, WORD
 from ggjit.ops.native.jit import exact, native
 from ggjit.ops.native.mem import atomic_add, call4, call_intrinsic, cycles, ld_i64, load_acquire, st_i64, store_release
@@ -34,7 +37,7 @@ from ggjit.ops.native.node import (
     S_GENERATION,
     S_INTERVAL,
     aborted,
-    barrier,
+    meet,
 )
 from ggjit.ops.native.waiting import pause, sched_yield, sleep_while_equal, wake_sleepers
 
@@ -51,7 +54,8 @@ S_THREAD_STATE = 832    # thread 0's saved Python thread state
 S_CALLBACK = 840        # address of the abort callback (0: none)
 S_SPIN = 848            # cycles an idle worker spins before it sleeps
 S_TRACE = 856           # page of the profile to write each node's start and end to (0: none); the next words: bytes a
-                        # thread has of it, address of the walk that fills it (engine/cpu/ticks.py)
+                        # thread has of it, address of the walk that fills it (engine/cpu/ticks.py); from 896 on:
+                        # team.py
 PAGE_NBYTES = 1024
 JOB_SHIFT = 10          # bits of a job's word below its number
 
@@ -123,7 +127,8 @@ def make_walk(traced):
     it."""
     @exact
     def walk(node, end, ith, nth, sync):
-        """Run the NODE rows from `node` to `end` as thread ith of nth."""
+        """Run the NODE rows from `node` to `end` as thread ith of nth; returns the next one to run, `end` or where the
+        stretch ended."""
         tiny = 0
         at = since = 0
         if traced:
@@ -163,16 +168,21 @@ def make_walk(traced):
                 if ith == 0:
                     if load_acquire(sync + S_ABORT) != 0:
                         store_release(sync + S_STOP_AT, node)
-                    elif nth > 1:
-                        _ready(after, end)
-                barrier(sync, nth)
+                    elif after < end:
+                        if nth > 1:
+                            _ready(after, end)
+                        team.leaves(sync, nth, node, sync + S_DONE)
+                meet(sync, nth, ith == 0)
                 if load_acquire(sync + S_STOP_AT) == node:
-                    return
+                    return end
+                if load_acquire(sync + S_LEAVE_AT) == node:
+                    return after
                 if traced:
                     since = cycles()
             node = after
             if traced:
                 at += 2 * WORD
+        return end
     return walk
 
 
@@ -182,19 +192,17 @@ walk_with_clock = make_walk(traced=True)
 
 @exact
 def _walk_plan(first, end, ith, nth, sync):
-    """The job's nodes, traced or not: asked once a run."""
+    """The job's nodes, traced or not: asked once a stretch."""
     if ld_i64(sync + S_TRACE) == 0:
-        walk(first, end, ith, nth, sync)
-    else:
-        call4(ld_i64(sync + S_TRACE + 2 * WORD), (first, end, ith << 10 | nth, sync))
+        return walk(first, end, ith, nth, sync)
+    return call4(ld_i64(sync + S_TRACE + 2 * WORD), (first, end, ith << 10 | nth, sync))
 
 
 @native("i64(i64, i64, i64, i64)")
 def walk_traced(node, end, who, sync):
     """The walk of traced runs, thread who >> 10 of who & 1023: every thread notes when it began and ended each node
     (engine/cpu/ticks.py).  Compiled and loaded at the first profile: it is called by address, out of the sync page."""
-    walk_with_clock(node, end, who >> 10, who & 1023, sync)
-    return 0
+    return walk_with_clock(node, end, who >> 10, who & 1023, sync)
 
 
 @native("i64(i64, i64, i64)")
@@ -240,38 +248,58 @@ def poll(sync):
     return stop
 
 
-@native("i64(i64, i64, i64, i64, i64)", gil=True)
-def run(sync, first, end, nth, page):
+@exact
+def _all_done(sync, workers):
+    n = 0
+    while load_acquire(sync + S_DONE) != workers:
+        n += 1
+        if n < 2000:
+            pause()
+        else:
+            sched_yield()
+
+
+@exact
+def _post(sync, first, end, nth):
+    """Give the workers the nodes from `first` on; those of the stretch before have left."""
+    _all_done(sync, ld_i64(sync + S_POSTED))
+    st_i64(sync + S_POSTED, nth - 1)
+    st_i64(sync + S_DONE, 0)
+    st_i64(sync + S_PLAN, first)
+    st_i64(sync + S_PLAN + 8, end)
+    _ready(first, end)
+    job = ld_i64(sync + S_JOB)
+    # Both are atomic additions, which are never reordered: the count is read after the job is posted.  A worker
+    # counts itself before it compares the job, so it sees the job or is seen here.
+    atomic_add(sync + S_JOB, (((job >> JOB_SHIFT) + 1) << JOB_SHIFT | nth) - job)
+    if atomic_add(sync + S_SLEEPERS, 0) > 0:
+        wake_sleepers(sync + S_JOB)
+
+
+@native("i64(i64, i64, i64, i64, i64, i64)", gil=True)
+def run(sync, first, end, nth, changes, page):
     """Run a plan as thread 0, releasing the GIL meanwhile.  Returns the status; the NODE is in the sync page.
 
-    page: where to write each node's start and end (engine/cpu/ticks.py); 0: nowhere.
+    changes: fewer threads may run parts of it (team.py).  page: where to write each node's start and end
+    (engine/cpu/ticks.py); 0: nowhere.
     """
     st_i64(sync + S_TRACE, page)
     st_i64(sync + S_ABORT, 0)
     st_i64(sync + S_STOP_AT, 0)
     st_i64(sync + S_STATUS, 0)
     st_i64(sync + S_DONE, 0)
-    st_i64(sync + S_PLAN, first)
-    st_i64(sync + S_PLAN + 8, end)
-    if nth > 1:
-        _ready(first, end)
+    most, nth = nth, team.begin(sync, nth, changes != 0)
     st_i64(sync + S_DEADLINE, cycles() + ld_i64(sync + S_INTERVAL))
     st_i64(sync + S_THREAD_STATE, save_thread(0))
-    if nth > 1:
-        job = ld_i64(sync + S_JOB)
-        # Both are atomic additions, which are never reordered: the count is read after the job is posted.  A worker
-        # counts itself before it compares the job, so it sees the job or is seen here.
-        atomic_add(sync + S_JOB, (((job >> JOB_SHIFT) + 1) << JOB_SHIFT | nth) - job)
-        if atomic_add(sync + S_SLEEPERS, 0) > 0:
-            wake_sleepers(sync + S_JOB)
-    _walk_plan(first, end, 0, nth, sync)
-    n = 0
-    while load_acquire(sync + S_DONE) != nth - 1:
-        n += 1
-        if n < 2000:
-            pause()
-        else:
-            sched_yield()
+    while True:
+        if nth > 1:
+            _post(sync, first, end, nth)
+        first = _walk_plan(first, end, 0, nth, sync)
+        if first >= end:
+            break
+        nth = ld_i64(sync + S_NEXT)
+    team.end(sync, most)
+    _all_done(sync, ld_i64(sync + S_POSTED))
     restore_thread(ld_i64(sync + S_THREAD_STATE))
     status = ld_i64(sync + S_STATUS)
     if status == OK and ld_i64(sync + S_ABORT) != 0:

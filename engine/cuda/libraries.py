@@ -1,7 +1,10 @@
-"""Which nodes of a device libraries compute and which our own kernels, measured once for a class of shapes.
+"""In which way nodes are computed that several ways serve, measured once for a class of shapes on the device.
 
-    Gemm    cuBLAS multiplies dense matrices        cublas.py       GGJIT_CUBLAS=0|1 decides without measuring
-    Sort    CCCL sorts long rows                    cccl.py         GGJIT_CCCL=0|1
+    own         our own kernels
+    cublas      dense matrices                              cublas.py       GGJIT_CUBLAS=0|1 decides without measuring
+    cccl        sorts of long rows                          cccl.py         GGJIT_CCCL=0|1
+    piped       our own kernels that copy while they compute: products (ops/cuda/matmul/mul_mat.py), attention
+                (ops/cuda/flash_attn_piped.py)              GGJIT_PIPED=0|1|measured, 0 where nothing is said
 
     cuda/libraries-DEVICE-KEY.json  {"q4_0 f32 4096x4096x16": {"own": 2.1e-05, "cublas": 4.4e-05}, ...}     seconds
 
@@ -14,16 +17,19 @@ import contextvars
 import dataclasses
 import hashlib
 import math
+import os
 import re
 from collections.abc import Callable
 
 import numpy as np
 
+from ggjit.core.host_buffer import HOST
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
-from ggjit.ops.core.errors import MissingExtra, NotSupported, OutOfMemory
+from ggjit.ops.attention.flash_attn import flash_attn_ext, flash_attn_ext_add_sinks
+from ggjit.ops.core.errors import MissingExtra, NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import OP
-from ggjit.ops.cuda import argsort
+from ggjit.ops.cuda import argsort, flash_attn, flash_attn_piped
 from ggjit.ops.cuda.matmul import mul_mat, mul_mat_dense
 from ggjit.ops.cuda.native.launch import Gemm, Sort, launches
 from ggjit.ops.matmul.mul_mat import mul_mat as product
@@ -33,11 +39,14 @@ from ggjit.ops.reductions.argsort import argsort as sort
 from ggjit.ops.reductions.argsort import top_k
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 
-ROUNDS = 5
+ROUNDS, FEW_ROWS = 5, 64
+MAX_NMSE = 5e-4                 # ggml's bound of products and of attention
+NEVER = 1e9                     # seconds
+NO, YES, MEASURED = "0", "1", "measured"        # GGJIT_PIPED
 _forced = contextvars.ContextVar("way of a node", default=None)
 
 
-# ---------------------------------------------------------------- libraries
+# ---------------------------------------------------------------- classes of shapes, sources like a node's
 def class_of_product(t):
     a, b = t.src[:2]
     k, m, n = map(_rounded, (a.ne[0], a.ne[1], b.ne[1]))
@@ -48,99 +57,149 @@ def class_of_sort(t):
     return f"{t.op.name.lower()} {_rounded(t.src[0].ne[0])}x{_rounded(math.prod(t.ne[1:]))}"
 
 
+def class_of_attention(t):
+    q, k, v, mask, _ = t.src
+    return (f"attention {k.type.name} {v.type.name} {q.ne[0]}-{v.ne[0]} {_rounded(q.ne[1])}x{_rounded(k.ne[1])} "
+            f"{q.ne[2]}x{k.ne[2]}x{_rounded(q.ne[3])}{' mask' * (mask is not None)}")
+
+
+def _attention(t, q, k, v, mask, sinks):
+    return flash_attn_ext_add_sinks(flash_attn_ext(q, k, v, mask, *t.param_floats[:3].tolist()), sinks)
+
+
 def _rounded(n):
     return 1 << (n - 1).bit_length()
 
 
-def _zeros(leaf):
-    leaf.buffer.memset_tensor(leaf, 0)
-
-
 def _random(leaf):
-    leaf.set(np.random.default_rng(0).random(tuple(reversed(leaf.ne)), np.float32))
+    """A few rows of values from 0 to 1, again and again: quantising takes longer than what is measured."""
+    with Context() as ctx:
+        few = ctx.new_tensor(leaf.type, (leaf.ne[0], min(FEW_ROWS, math.prod(leaf.ne[1:]))))
+        alloc_ctx_tensors(ctx, HOST)
+        few.set(np.random.default_rng(0).random((few.ne[1], few.ne[0]), np.float32))
+        leaf.set_bytes(np.resize(np.frombuffer(few.bytes(), np.uint8), leaf.nbytes))
 
 
 @dataclasses.dataclass(frozen=True)
-class CudaLibrary:
-    """A library that may take the place of our own kernels.
+class NodeWays:
+    """The ways of an op's nodes.
 
-    own(t)          the launches without it
-    decided()       is it used wherever it may be?
-    class_of(t)     name of the class of shapes
+    own(t), piped(t)        the launches of our own kernels; None: they do not serve the node
+    library                 (name, decided): of the one whose calls `launches` has; decided(): must it be used?
+    class_of(t)             name of the class of shapes
     again(t, *leaves), fill(leaf)       the node made anew of leaves like its sources, and their values
-    unmeasured      the way where one of `forgiven` kept it from being measured
+    unmeasured              the way where one of `forgiven` kept it from being measured
     """
-    name: str
     own: Callable
-    decided: Callable
     class_of: Callable
     again: Callable
     fill: Callable
-    unmeasured: str
+    library: tuple = ("", None)
+    piped: Callable | None = None
+    unmeasured: str = "own"
     forgiven: tuple = (OutOfMemory,)
 
 
-LIBRARIES = {
-    Gemm: CudaLibrary("cublas", mul_mat.own, lambda: mul_mat_dense.decided(), class_of_product,
-                      lambda t, a, b: product(a, b), _zeros, "cublas"),
-    Sort: CudaLibrary("cccl", argsort.own, lambda: argsort.decided(), class_of_sort,
-                      lambda t, a: top_k(a, t.ne[0]) if t.op is OP.TOP_K
-                      else sort(a, int(t.op_params[0])), _random, "own", (OutOfMemory, MissingExtra, NotSupported))}
+_sorts = NodeWays(argsort.own, class_of_sort, lambda t, a: top_k(a, t.ne[0]) if t.op is OP.TOP_K
+                else sort(a, int(t.op_params[0])), _random, ("cccl", lambda: argsort.decided()),
+                forgiven=(OutOfMemory, MissingExtra, NotSupported))
+CHOICES = {
+    OP.FLASH_ATTN_EXT: NodeWays(flash_attn.own, class_of_attention, _attention, _random, piped=flash_attn_piped.launch),
+    OP.MUL_MAT: NodeWays(mul_mat.own, class_of_product, lambda t, a, b: product(a, b), _random,
+                       ("cublas", lambda: mul_mat_dense.decided()), mul_mat.piped, "cublas"),
+    OP.ARGSORT: _sorts, OP.TOP_K: _sorts}
 
 
 # ---------------------------------------------------------------- the choice
+def _piping():
+    """May nodes be piped, or are they wherever they may be?"""
+    said = os.environ.get("GGJIT_PIPED", NO)
+    if said not in (NO, YES, MEASURED):
+        raise ParamError(f"GGJIT_PIPED={said!r}; there are {NO}, {YES} and {MEASURED}")
+    return said
+
+
+def ways(t):
+    """{way: launches} of node `t`, of those that may be used; empty where none serves it."""
+    found, choice = launches(t), CHOICES.get(t.op)
+    if found is None or choice is None:
+        return {} if found is None else {"own": found}
+    by_library = any(isinstance(x, Gemm | Sort) for x in found)
+    made = {"own": launches(t, choice.own), choice.library[0]: found} if by_library else {"own": found}
+    if choice.piped is not None and _piping() != NO:
+        made["piped"] = launches(t, choice.piped)
+    return {way: x for way, x in made.items() if x is not None}
+
+
 def chosen(backend, t):
-    """The launches of node `t` on the backend's device, as `launches` has them, by a library where that is faster."""
-    found = launches(t)
-    call = next((x for x in found or () if type(x) in LIBRARIES), None)
-    if call is None:
-        return found
-    library = LIBRARIES[type(call)]
-    own = launches(t, library.own)
-    return own if own is not None and _way(backend, t, library, call) == "own" else found
+    """The launches of node `t` on the backend's device, in the way that was measured to be the fastest."""
+    made = ways(t)
+    return made[_way(backend, t, made)] if made else None
 
 
-def _way(backend, t, library, call):
-    if _forced.get() or library.decided():
-        return _forced.get() or library.name
-    device, name = backend.device, library.class_of(t)
+def _way(backend, t, made):
+    if len(made) == 1:
+        return next(iter(made))
+    if _forced.get() in made:
+        return _forced.get()
+    choice = CHOICES[t.op]
+    library, library_decided = choice.library
+    if "piped" in made and _piping() == YES:
+        return "piped"
+    if library in made and library_decided():
+        return library
+    return _measured_way(backend, t, made, choice)
+
+
+def _measured_way(backend, t, made, choice):
+    device, name = backend.device, choice.class_of(t)
     if device.measured is None:
         device.measured = _file(device).read() or {}
     try:
-        if name not in device.measured:
-            device.measured[name] = measure(device, t, library)
+        known = device.measured.get(name, {})
+        if not made.keys() <= known.keys() and 0.0 not in known.values():
+            device.measured[name] = measure(device, t)
             _file(device).add(device.measured)      # an unwritable place: measured in every process
-        way = min(device.measured[name], key=device.measured[name].get)
-        if way == library.name and isinstance(call, Sort):
-            # the library may not work in this process although an earlier one measured it
-            backend.cccl.prepare(call)
+        known = device.measured[name]
+        way = min((way for way in known if way in made), key=known.get)
+        for call in made[way]:
+            if isinstance(call, Sort):
+                # the library may not work in this process although an earlier one measured it
+                backend.cccl.prepare(call)
         return way
-    except library.forgiven as e:
+    except choice.forgiven as e:
         if not isinstance(e, OutOfMemory):
-            device.measured[name] = {library.unmeasured: 0.0}       # the library is not tried again in this process
-        return library.unmeasured
+            device.measured[name] = {choice.unmeasured: 0.0}        # the library is not tried again in this process
+        return choice.unmeasured if choice.unmeasured in made else "own"
 
 
-def measure(device, t, library):
-    """{way: least seconds} of a node with the types and shapes of `t`.  Errors: the library's, OutOfMemory."""
-    backend, ctx = device.init_backend("graphs=0"), Context()
+def measure(device, t):
+    """{way: least seconds} of a node with the types and shapes of `t`.  A way of our own kernels whose result is not
+    right beside `own` takes for ever.  Errors: the library's, OutOfMemory."""
+    backend, ctx, choice = device.init_backend("graphs=0"), Context(), CHOICES[t.op]
     try:
-        leaves = [ctx.new_tensor(s.type, s.ne) for s in t.src]
+        leaves = [None if s is None else ctx.new_tensor(s.type, s.ne) for s in t.src]
         alloc_ctx_tensors(ctx, backend)
-        for leaf in leaves:
-            library.fill(leaf)
-        graph = Graph(library.again(t, *leaves))
+        for leaf in ctx.tensors:
+            choice.fill(leaf)
+        y = choice.again(t, *leaves)
+        graph, seconds, results = Graph(y), {}, {}
         GraphAllocator(backend).alloc_graph(graph)
-        seconds = {}
-        for way in (library.name, "own"):
+        for way in ways(t):
             with forced(way):
                 plan = backend.graph_plan_create(graph)
             plan.compute()
-            backend.synchronize()
+            results[way] = plan.numpy(y).astype(np.float64)
             seconds[way] = min(sum(ns for *_, ns in plan.timed()) for _ in range(ROUNDS)) * 1e-9
+        if "piped" in seconds and not _near(results["piped"], results["own"]):
+            seconds["piped"] = NEVER
         return seconds
     finally:
         ctx.free()
+
+
+def _near(got, want):
+    return bool(np.square(got - want).sum() <= MAX_NMSE * np.square(want).sum())
 
 
 def forced(way):

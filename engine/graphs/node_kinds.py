@@ -5,7 +5,7 @@ from ggjit.core.table import TABLE
 from ggjit.ops.core import record as r
 from ggjit.ops.native.jit import i64s, inlined, native, u8s
 
-_N_PARAM_WORDS = 8
+N_PARAM_WORDS = 8               # of a TENSOR and a NODE row
 
 
 @inlined
@@ -32,7 +32,7 @@ def _hashed(t, row):
     """A number that is equal for nodes of one kind."""
     at, h = row * r.T_WORDS, np.uint64(0)
     h = _mixed(_mixed(h, t[at + r.T_TYPE]), t[at + r.T_OP])
-    for k in range(8 + _N_PARAM_WORDS):                 # ne, nb, parameters
+    for k in range(8 + N_PARAM_WORDS):                 # ne, nb, parameters
         h = _mixed(h, t[at + r.T_NE + k])
     for j in range(r.MAX_SRC):
         s = t[at + r.T_SRC + j]
@@ -55,7 +55,7 @@ def _same_kind(t, a, b, marks, n_marks):
     x, y = a * r.T_WORDS, b * r.T_WORDS
     if t[x + r.T_OP] != t[y + r.T_OP] or not _same_shape(t, a, b):
         return False
-    for k in range(_N_PARAM_WORDS):
+    for k in range(N_PARAM_WORDS):
         if t[x + r.T_PARAMS + k] != t[y + r.T_PARAMS + k]:
             return False
     for j in range(r.MAX_SRC):

@@ -10,7 +10,6 @@ from ggjit.graphs.node_kinds import kinds_of
 from ggjit.ops.core.record import T_NE, T_OP, VIEW_OPS
 from ggjit.ops.core.spec import all_specs, ops_with
 
-N_PARAM_WORDS = 8
 _NOTHING = frozenset()
 _COMPUTES = np.array([op not in VIEW_OPS for op in range(256)])         # by op
 

@@ -9,7 +9,7 @@ import operator
 import numpy as np
 
 from ggjit.core.table import TABLE
-from ggjit.graphs.plan_node import N_PARAM_WORDS
+from ggjit.graphs.node_kinds import N_PARAM_WORDS
 from ggjit.ops.core.record import (
     MAX_SRC,
     N_ID,

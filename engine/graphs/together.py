@@ -17,7 +17,7 @@ def together(nodes):
     while i < len(nodes):
         t = nodes[i]
         if _moves(t):
-            unit = nodes[i:i + 1 + (i + 1 < len(nodes) and has_bias(nodes[i + 1], t))]
+            unit = nodes[i:i + 1 + any(has_bias(u, t) and _is_placed_later(u) for u in nodes[i + 1:i + 2])]
             first, group = groups.get(t.src[1].id, (i, None))
             if group is None or any(last_write.get(x.base.id, -1) >= first for u in unit for x in u.src):
                 groups[t.src[1].id] = i, (group := [])
@@ -33,4 +33,9 @@ def together(nodes):
 
 
 def _moves(t):
-    return is_product(t) and is_leaf(t.src[0]) and TABLE.words[t.id, T_BUFFER] < 0
+    return is_product(t) and is_leaf(t.src[0]) and _is_placed_later(t)
+
+
+def _is_placed_later(t):
+    """Has it no memory yet?  Memory that it was given may be another tensor's, too."""
+    return TABLE.words[t.id, T_BUFFER] < 0

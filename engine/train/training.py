@@ -57,11 +57,12 @@ class Training(Evaluator):
     """An Evaluator with gradients, their sums, and an optimiser.
 
     `.classes`: numbers of the largest outputs, where the loss is of classes; else the loss.
-    evaluates: whether there are rows to evaluate, which needs all outputs at once.
+    evaluates: whether there are rows to evaluate, which needs all outputs at once.  quick: a budget that is too small
+    is refused sooner, with a number of bytes that is enough, not the least.
     """
 
     def __init__(self, inputs, outputs, loss, target, optimizer, params, period, clip, budget=None, devices=None,
-                 evaluates=True):
+                 evaluates=True, quick=False):
         super().__init__(inputs, outputs, loss, target)
         self.evaluates = evaluates
         self.optimizer, self.period = expect(optimizer, (AdamW, SGD), "fit: optimizer"), period
@@ -93,7 +94,7 @@ class Training(Evaluator):
         place_tensors(list(beside.items()))
         self.place()
         if budget is not None:
-            self._keep_within(budget)
+            self._keep_within(budget, quick)
         self.runs.reserve([graph for _, graph in self._graphs()], "ggml" if budget is None else "best")
         for own in self.states:
             for m in own:
@@ -117,13 +118,13 @@ class Training(Evaluator):
         alignment = buft.alignment()
         return sum(-(-buft.alloc_size(t) // alignment) * alignment for t in own)
 
-    def _keep_within(self, budget):
+    def _keep_within(self, budget, quick):
         """Graphs that fit, with all that stays in memory beside them, into `budget` bytes.  Errors: BudgetError."""
         if self.runs.target is not self.runs.backend:
             raise NotSupported("fit: budget is kept on one backend; leave it away, or pass a backend, not a Scheduler")
         stays, least, buft = self.kept_nbytes, 0, self.runs.backend.default_buffer_type
         for name, graph in self._graphs():
-            new, peak = within(graph, max(budget - stays, 0), buft)
+            new, peak = within(graph, max(budget - stays, 0), buft, quick=quick)
             if new is None:
                 least = max(least, peak)
             else:

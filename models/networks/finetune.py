@@ -230,7 +230,7 @@ class Finetuning:
 
             def make(budget):
                 return Training((loss.tokens, loss.targets), loss.loss, "mean", m.backend, AdamW(lr), params, batch,
-                                1.0, budget, evaluates=False)
+                                1.0, budget, evaluates=False, quick=True)
             planned = _FittingTraining(m, make, memory)
             self.peak, training = planned.peak, planned.training
             about = {"model": _end_of(file.path), "data": zlib.crc32(data.inputs[0]), "n_ctx": n_ctx,

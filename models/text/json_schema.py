@@ -136,8 +136,12 @@ class _Schema:
         """Warn of keywords that are ignored."""
         left = [k for k in s if k not in SILENT | read]
         if left:
-            warn(f"json_schema, {at.replace('root', '#', 1)}: {', '.join(left)} cannot be held to by a "
-                 f"grammar; the text may break it")
+            self.warn(at, left, "cannot be held to by a grammar; the text may break it")
+
+    def warn(self, at, names, what):
+        """Names and places come with requests: of long ones the first characters, of many the first few."""
+        shown = ", ".join(name if len(name) <= 40 else f"{name[:40]}..." for name in names[:4])
+        warn(f"json_schema, {at.replace('root', '#', 1)[:80]}: {shown}{', ...' * (len(names) > 4)} {what}")
 
     def union(self, schemas, at):
         if not isinstance(schemas, list) or not schemas:
@@ -176,8 +180,7 @@ class _Schema:
         required = self.required(s, at)
         left = [name for name in required if name not in properties]
         if left:
-            warn(f"json_schema, {at.replace('root', '#', 1)}: {', '.join(left)} of required is none of the "
-                 f"properties; the text may leave it out")
+            self.warn(at, left, "of required is none of the properties; the text may leave it out")
         if not properties and (more is True or not {"properties", "additionalProperties"} & {*s}):
             return "object"         # with empty properties, the arguments of a function without any, it is "{}"
         names = {key: self.rule(f"{at}-{key}-kv", f'{literal(_json(key))} space ":" space '

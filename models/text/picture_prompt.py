@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.whole_numbers import is_whole
 
 MARK = "<__media__>"
 PICTURES, SOUNDS = ("image", "image_url", "input_image"), ("audio", "input_audio")
@@ -35,7 +36,7 @@ def _several(name, x):
     if x is None:
         return []
     is_array = isinstance(x, np.ndarray)
-    has_rate = isinstance(x, tuple) and len(x) == 2 and isinstance(x[1], int)           # (samples, rate)
+    has_rate = isinstance(x, tuple) and len(x) == 2 and is_whole(x[1])          # (samples, rate)
     if isinstance(x, str | os.PathLike | bytes | bytearray) or hasattr(x, "convert") or has_rate or \
             is_array and x.ndim < 4:
         return [x]

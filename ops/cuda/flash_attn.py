@@ -151,21 +151,30 @@ def n_shares(n_kv, n_rows):
     return max(1, min(min(-(-n_kv // SHARE_KEYS), MAX_SHARES), ENOUGH_BLOCKS // n_rows))
 
 
+shares_of = core.device(n_shares)
+
+
 @core.device
-def _records(node, i1, h, i3, n):
+def _shares_of_node(node):
+    q = node + views.SRC0
+    return shares_of(views.ne(node + views.SRC1, 1), views.ne(q, 1) * views.ne(q, 2) * views.ne(q, 3))
+
+
+@core.device
+def records_of(node, i1, h, i3, n):
     """Address of the n records of a query and head in the node's scratch memory."""
     q = node + views.SRC0
     row = (i3 * views.ne(q, 2) + h) * views.ne(q, 1) + i1
     return views.work(node) + 4 * row * n * (views.ne(node + views.DST, 0) + 2)
 
 
-def _make_merge(has_sinks):
-    put, shares = _result(core.ld_f32, has_sinks), core.device(n_shares)
+def make_merge(has_sinks, shares):
+    """The kernel that adds the records of each query and head; shares(node): how many they are."""
+    put = _result(core.ld_f32, has_sinks)
 
     def kernel(node):
-        q, i1, h, i3 = node + views.SRC0, core.block(), core.block_y(), core.block_z()
-        n = shares(views.ne(node + views.SRC1, 1), views.ne(q, 1) * views.ne(q, 2) * views.ne(q, 3))
-        put(node, i1, h, i3, _records(node, i1, h, i3, n), n)
+        i1, h, i3, n = core.block(), core.block_y(), core.block_z(), shares(node)
+        put(node, i1, h, i3, records_of(node, i1, h, i3, n), n)
     return kernel
 
 
@@ -243,7 +252,7 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks
     The loop has no branches, so that the loads of four keys and values are under way together.
     """
     get_q, group_sum = _float_element(tq), _group_sum(lanes)
-    n_groups, shares = THREADS // lanes, core.device(n_shares)
+    n_groups = THREADS // lanes
     n_q, n_acc = 8 * pieces_k, 8 * pieces_v
     shared_records = core.shared(4 * n_groups * (8 * lanes * pieces_v + 2))
     put_result, (top_of, scaled) = _result(core.lds_f32, has_sinks), _merging(core.lds_f32)
@@ -252,7 +261,7 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks
     def kernel(node):
         q, k, v = node + views.SRC0, node + views.SRC1, node + views.SRC2
         n_kv, n_value, n_head = views.ne(k, 1), views.ne(v, 0), views.ne(q, 2)
-        n = shares(n_kv, views.ne(q, 1) * n_head * views.ne(q, 3))
+        n = _shares_of_node(node)
         i1, h, i3 = core.block() // n, core.block_y(), core.block_z()
         share = core.block() - i1 * n
         group, lane = core.thread() // lanes, core.thread() % lanes
@@ -311,7 +320,7 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks
             put_result(node, i1, h, i3, records, n_groups)
         else:
             top = top_of(records, n_groups, n_value)
-            to = _records(node, i1, h, i3, n) + 4 * share * (n_value + 2)
+            to = records_of(node, i1, h, i3, n) + 4 * share * (n_value + 2)
             i = core.thread()
             while i < n_value + 2:
                 if i == n_value:
@@ -322,7 +331,8 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks
     return kernel
 
 
-def _flash_attn(t):
+def own(t):
+    """The Launches of an attention, or None."""
     q, k, v, mask, sinks = t.src
     cached = {*FLOATS, *QUANTIZED}
     if q.type not in FLOATS or not {k.type, v.type} <= cached or not dense(t, q, k, v):
@@ -347,7 +357,8 @@ def _flash_attn(t):
     if n == 1:
         return part
     merge = f"flash_attn_merge{'_sinks' * (sinks is not None)}"
-    return part, Launch(merge, lambda: _make_merge(sinks is not None), (q.ne[1], q.ne[2], q.ne[3]), THREADS)
+    return part, Launch(merge, lambda: make_merge(sinks is not None, _shares_of_node), (q.ne[1], q.ne[2], q.ne[3]),
+                        THREADS)
 
 
-CUDA = {OP.FLASH_ATTN_EXT: _flash_attn}
+CUDA = {OP.FLASH_ATTN_EXT: own}

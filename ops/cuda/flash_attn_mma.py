@@ -115,22 +115,22 @@ def _make_score(has_mask):
 
 
 @core.device
-def _over_quad_max(x):
+def over_quad_max(x):
     x = max(x, core.shfl_xor(x, 1))
     return max(x, core.shfl_xor(x, 2))
 
 
 @core.device
-def _over_quad_sum(x):
+def over_quad_sum(x):
     x += core.shfl_xor(x, 1)
     return x + core.shfl_xor(x, 2)
 
 
-def _make_factor(has_sinks):
+def make_factor(has_sinks):
     @core.device
     def factor(node, h, top, total):
         """The factor of a row's sums; 0 for a query that sees no key."""
-        total, rest = _over_quad_sum(total), UNIT
+        total, rest = over_quad_sum(total), UNIT
         if has_sinks:
             sink = core.ld_f32(views.addr(node + views.SRC4) + 4 * h)
             both = max(top, sink)
@@ -174,7 +174,7 @@ def _make(tq, d, dv, has_mask, has_sinks):
     n_q, n_s, n_o = 4 * n_steps, 4 * n_scores, 4 * n_values             # words of q, scores and results of a lane
     get_q, q_size = ONE[tq].get, tq.nbytes
     shared_k, shared_v = core.shared(KEYS * k_stride), core.shared(dv * V_STRIDE)
-    (load_k, load_v), score, factor = _make_loads(d, dv), _make_score(has_mask), _make_factor(has_sinks)
+    (load_k, load_v), score, factor = _make_loads(d, dv), _make_score(has_mask), make_factor(has_sinks)
     clear, add_values, put_row0, put_row1 = (_unrolled(n_values, body) for body in (
         _clear_tile, _add_tile, _put_tile(0), _put_tile(2)))
 
@@ -220,7 +220,7 @@ def _make(tq, d, dv, has_mask, has_sinks):
                 s[4 * j + 2], s[4 * j + 3] = score(node, c[2], m1, key, slope), score(node, c[3], m1, key + 1, slope)
                 high0, high1 = max(high0, s[4 * j]), max(high1, s[4 * j + 2])
                 high0, high1 = max(high0, s[4 * j + 1]), max(high1, s[4 * j + 3])
-            high0, high1 = _over_quad_max(high0), _over_quad_max(high1)
+            high0, high1 = over_quad_max(high0), over_quad_max(high1)
             # if all keys so far are hidden, 0
             base0, base1 = high0 if high0 > LOWEST else ZERO, high1 if high1 > LOWEST else ZERO
             shrink0, shrink1 = core.exp(top0 - base0), core.exp(top1 - base1)
@@ -241,7 +241,7 @@ def _make(tq, d, dv, has_mask, has_sinks):
     return kernel
 
 
-def _by_16_bytes(x):
+def by_16_bytes(x):
     return x.view_offs % 16 == 0 and all(b % 16 == 0 for b in x.nb[1:])
 
 
@@ -251,7 +251,7 @@ def launch(t):
     d, dv = q.ne[0], v.ne[0]
     if q.ne[1] < MIN_QUERIES or not k.type is v.type is F16 or max(d, dv) > MAX_HEAD or d % 16 or dv % 8:
         return None
-    if not _by_16_bytes(k) or not _by_16_bytes(v):
+    if not by_16_bytes(k) or not by_16_bytes(v):
         return None
     name = f"flash_attn_mma_{q.type.name}_{d}_{dv}{'_mask' * (mask is not None)}{'_sinks' * (sinks is not None)}"
     return Launch(name, lambda: _make(q.type, d, dv, mask is not None, sinks is not None),

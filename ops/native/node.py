@@ -10,8 +10,8 @@ no other.  Thread 0 looks for signals between chunks; the others see the abort w
 
 The sync page is shared by all threads of the pool; each word that is hammered has a cache line of its own:
 
-    byte    0         64             128                192    256    320      328   ...   (see engine/cpu/walk.py)
-            barrier   generation     abort (status)     deadline poll  interval
+    byte    0         64             128                192    256    320      328  336  384 ... (engine/cpu/walk.py)
+            barrier   generation     abort (status)     deadline poll  interval waits
             count
 """
 from ggjit.ops.core.record import (
@@ -49,6 +49,7 @@ CHUNK, CHUNK2 = WORD * N_CHUNK, WORD * (N_CHUNK + 1)
 
 # byte offsets in the sync page
 S_COUNT, S_GENERATION, S_ABORT, S_DEADLINE, S_POLL, S_INTERVAL = 0, 64, 128, 192, 256, 320
+S_WAITED, S_WAITED_AT = 328, 336                # cycles that threads waited long; the barrier counted last
 SPINS_BEFORE_YIELD = 2000
 LINE = 64                                       # bytes of a cache line
 # from so much work on the rows of a cache line on, two writers of the line do not matter
@@ -131,10 +132,11 @@ def fail(node, status, value):
 
 # ---------------------------------------------------------------- threads
 @exact
-def barrier(sync, nth):
+def meet(sync, nth, counts):
     """Wait until all `nth` threads are here; stores before it are seen by every thread after it.
 
-    A thread that waits long yields, and does not sleep: docs/measured.md, "Beside a busy process".
+    A thread that waits long yields, and does not sleep: docs/measured.md, "Beside a busy process".  counts: note that
+    time (engine/cpu/team.py).
     """
     if nth == 1:
         return
@@ -143,13 +145,25 @@ def barrier(sync, nth):
         store_release(sync + S_COUNT, 0)
         store_release(sync + S_GENERATION, generation + 1)
         return
-    n = 0
+    n = since = 0
     while load_acquire(sync + S_GENERATION) == generation:
         n += 1
         if n < SPINS_BEFORE_YIELD:
             pause()
         else:
+            if n == SPINS_BEFORE_YIELD:
+                since = cycles()
             sched_yield()
+    # of several threads that wait one is counted; where two write at once, either will do
+    if counts and since != 0 and ld_i64(sync + S_WAITED_AT) != generation + 1:
+        st_i64(sync + S_WAITED_AT, generation + 1)
+        st_i64(sync + S_WAITED, ld_i64(sync + S_WAITED) + cycles() - since)
+
+
+@inline
+def barrier(sync, nth):
+    """Where threads meet inside a kernel."""
+    meet(sync, nth, True)
 
 
 @exact

@@ -1,4 +1,4 @@
-"""Ten kernels that use every kind of function of the seam (ops/cuda/compiler/contract.py), and what each leaves.
+"""Twelve kernels that use every kind of function of the seam (ops/cuda/compiler/contract.py), and what each leaves.
 
 A kernel works on one block of THREADS threads over memory of N words: x words 0 ... N - 1 as float32 values 0.5, 1.5,
 ... and y = x + 4 N bytes, where it leaves its results.  An implementation passes when it compiles all of them; one that
@@ -13,7 +13,7 @@ from ggjit.ops.cuda.compiler.core import block, device, n_blocks, n_threads, syn
 
 THREADS = N = 64
 X = np.arange(N, dtype=np.float32) + np.float32(0.5)
-HALF, I = np.float32(0.5), np.arange(N)         # noqa: E741
+HALF, THREE, I = np.float32(0.5), np.float32(3), np.arange(N)           # noqa: E741
 KERNELS = {}                    # name: (kernel(x), what y holds then)
 
 
@@ -102,3 +102,42 @@ def a_product_of_tiles(x):
     zero = HALF - HALF
     d = core.mma_f16(one, one, one, one, one, one, zero, zero, zero, zero)
     core.st_f32(own(x) + 4 * N, (d[0] + d[1] + d[2] + d[3]) * HALF * HALF)
+
+
+copied, await_copies = core.shared(4 * N), core.copies_but(0)
+
+
+@leaves(np.where(I < 34, X, 0)[I & -4] + np.where(I < 34, X.view(np.int32) >> 16, 0)[I ^ 1])
+def copies_beside_the_thread(x):
+    """16 bytes a thread; of the ninth the first 8, zeros behind them."""
+    p = copied()
+    if thread() < N // 4:
+        core.copy_16(p + 16 * thread(), x + 16 * thread(), min(max(4 * 34 - 16 * thread(), 0), 16))
+    core.copies_end()
+    await_copies()
+    sync()
+    words = core.lds_i32x4(p + 4 * (thread() & -4))
+    q = p + 4 * (thread() ^ 1) + 2
+    core.st_f32(own(x) + 4 * N, core.bits_f32(words[0]) + core.lds_u16(q))
+
+
+matrices = core.shared(16 * 32)
+LOW_ROW = 2.0 * (I % 4)                         # rows 2 p and 2 p + 1 are the halves of lane 4 c + p
+
+
+@leaves(LOW_ROW + 1 + (LOW_ROW + 1) * 3 + np.where(I % 2 == 0, 8 + 3 * 8, 0))
+def matrices_transposed(x):
+    """A row of a matrix holds its number, of the second one 8 more; both by permuted bytes, then fma of both halves."""
+    p = matrices() + 16 * (thread() & 31)
+    row = np.float32(thread() & 15)
+    word = core.pack_f16(row, row)
+    if thread() < 32:
+        core.sts_i32x4(p, (word, word, word, word))
+    sync()
+    words = core.ldmatrix_t(p)
+    w = words[0]
+    if thread() & 1 == 0:
+        w = words[1]
+    one, three = core.pack_f16(HALF + HALF, HALF + HALF), core.pack_f16(HALF + HALF, THREE)
+    d = core.fma_f16(core.permute(w, 0, 0x3210), three, core.permute(one, 0, 0x4410))
+    core.st_f32(own(x) + 4 * N, core.low_f16(d) + core.high_f16(d))

@@ -102,7 +102,7 @@ def test_a_limit_without_room_for_the_adapter_is_refused_without_a_search(model,
     train(model, tmp_path / "a.gguf", steps=1, on_plan=lambda job: seen.append(
         job.loop.training.kept_nbytes + job.network.weights.nbytes))
 
-    def searched(*args):
+    def searched(*args, **options):
         raise AssertionError("a plan within the limit was searched for")
     monkeypatch.setattr(finetuning, "resident_nbytes", lambda: 1 << 30)
     monkeypatch.setattr(training, "within", searched)

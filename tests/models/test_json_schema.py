@@ -124,3 +124,6 @@ def test_what_a_grammar_cannot_hold_to_is_warned_of():
         to_gbnf({"properties": {"a": {}}, "required": ["a", "b"]})
     with pytest.warns(UserWarning, match="#-a: minimum, multipleOf cannot be held to"):
         to_gbnf({"properties": {"a": {"type": "number", "minimum": 1, "multipleOf": 2, "title": "x"}}})
+    with pytest.warns(UserWarning) as told:             # names come with requests to a server, which logs them
+        to_gbnf({"type": "object", "x" * 10**6: 1, **{f"keyword {i}": i for i in range(100)}})
+    assert len(str(told[0].message)) < 300

@@ -167,8 +167,9 @@ def test_one_picture_needs_no_list():
         assert pictures_and_sounds(images, None) == want
     assert pictures_and_sounds(x, ())[0] is x and len(pictures_and_sounds(np.stack([x, x]), ())) == 2
     samples = np.zeros(9, np.float32)
-    (one,), (other,), two = (pictures_and_sounds((), a) for a in (samples, (samples, 8000), ("a.wav", "b.wav")))
-    assert one.source is samples and other.source[1] == 8000 and len(two) == 2
+    given = samples, (samples, 8000), (samples, np.int64(8000)), ("a.wav", "b.wav")
+    (one,), (other,), (third,), two = (pictures_and_sounds((), a) for a in given)
+    assert one.source is samples and other.source[1] == third.source[1] == 8000 and len(two) == 2
     with pytest.raises(gg.TypeMismatch, match="images is a list of pictures, got int"):
         pictures_and_sounds(5, ())
     with pytest.raises(gg.ParamError, match="'video', which is no text, picture or sound"):

@@ -364,6 +364,7 @@ def test_all_cores_are_compared_with_one_and_with_two_processes(bench, tmp_path,
 
         def load(self, path):
             assert path == "some.gguf"
+            return 1e6
 
         def pin(self, pinned_=True):
             pinned.append(pinned_)
@@ -377,11 +378,13 @@ def test_all_cores_are_compared_with_one_and_with_two_processes(bench, tmp_path,
                        " ((128, 0), (512, 0), (0, 64))]))\n")
     program.chmod(0o755)
     monkeypatch.setattr(cores, "Ours", Ours)
+    monkeypatch.setattr(cores, "read_bandwidth", lambda n_threads: 1e9 * n_threads)
     monkeypatch.setattr(cores, "NETWORKS", (cores.Network("tiny", lambda: "some.gguf"),))
     cores.main(["--llama-bench", str(program), "--rounds", "1"])
     said = capsys.readouterr().out
     assert "| tiny, decode | 100 | 180 | 200 | 0.90 | 50 | 100 | 2.00 | 1.80 |" in said
     assert said.count("| tiny, prompt") == 4 and "| tiny, decode, 2 | 100 | 180 | 1.80 |" in said
+    assert "| tiny | 1 | 0.10 | 1.00 | 0.10 | 0.18 | 2.00 | 0.09 |" in said
     assert pinned == [True, False, True]
 
 

@@ -81,7 +81,8 @@ def test_bad_chats_paths_and_json(client):
         assert words in ask(client, 400, path, **body)["error"]["message"]
     for content, words in ((b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
                            (b'{"messages": [{"role": "user", "content": "a"}], "tool_choice": "\\ud800"}', "ud800"),
-                           (b"{", "no JSON"), (b"[1]", "no JSON object"), (b"[" * 100000, "no JSON")):
+                           (b"{", "no JSON"), (b"[1]", "no JSON object"), (b"[" * 100000, "no JSON"),
+                           (b'{"metadata": {"a": -1e400}}', "-1e400 is no finite number"), (b'{"n": NaN}', "NaN is")):
         r = client.post(path, content=content)
         assert r.status_code == 400 and words in r.json()["error"]["message"]
     assert client.get("/nothing").status_code == 404 and client.get(path).status_code == 405

@@ -139,7 +139,7 @@ class ModelServer:
                     raise BadRequest(413, f"the request has more than {most:,} bytes; send less, or start the server "
                                           f"with a larger --max-request")
         try:
-            body = parse_json(data or b"{}")
+            body = parse_json(data or b"{}", finite=True)
         except ValueError as e:
             raise BadRequest(400, f"the request is no JSON: {e}") from None
         if not isinstance(body, dict):

@@ -22,7 +22,14 @@ MEMORY = """
     lds_f32(a) -> f     sts_f32(a, f)       in shared memory
     lds_i32(a) -> i     sts_i32(a, i)
     lds_i64(a) -> l     sts_i64(a, l)
-    sts_i32x4(a, i4)
+    lds_f16(a) -> f     lds_u16(a) -> i
+    lds_u8(a) -> i      lds_i8(a) -> i
+    lds_i32_2(a) -> i                       at a multiple of two
+    lds_i32x4(a) -> i4  sts_i32x4(a, i4)
+    copy_16(a, a, l)                        16 bytes to shared from global memory while the thread goes on; zeros behind
+                                            the first so many
+    copies_end()                            the copies since the last end are a group; see copies_but
+    ldmatrix_t(a) -> i4                     of the warp: four matrices of 8 x 8 halves, transposed (PTX ISA: .trans)
 """
 THREADS = """
     thread() -> l       n_threads() -> l    number in the block, threads of the block
@@ -42,10 +49,12 @@ BITS = """
     pack_f16(f, f) -> i                     low half, high half
     pack_bf16(f, f) -> i
     to_i32(f) -> i                          toward zero, saturating, NaN gives 0
+    permute(i, i, i) -> i                   byte k: byte `c >> 4 k & 7` of the eight of a and b
     popcount(l) -> l
 """
 ARITHMETIC = """
     dp4a(i, i, i) -> i                      c + four products of signed bytes
+    fma_f16(i, i, i) -> i                   a b + c of two float16 each
     mma_f16(i, i, i, i, i, i, f, f, f, f) -> f4         a, b, c of m16n8k16 as the PTX ISA lays out their fragments
     mma_bf16(i, i, i, i, i, i, f, f, f, f) -> f4
     mma_i8(i, i, i) -> i4                   m16n8k16 of signed bytes, sums from 0
@@ -69,8 +78,9 @@ WALKING = """
 """
 # outside kernels, while one is made: device(f) a function that kernels call, shared(nbytes) -> a function that gives
 # the address of that much shared memory, table(int32 array) -> a function of an index that gives its values;
+# copies_but(n) -> a function that waits until all groups of this thread's copies but the last n are in shared memory;
 # inside, local.array(n, type name) is memory of one thread, n known when compiled
-MAKERS = "device shared table local".split()
+MAKERS = "device shared table copies_but local".split()
 
 
 def functions(texts=(MEMORY, THREADS, BITS, ARITHMETIC)):

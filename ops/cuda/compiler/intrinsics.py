@@ -98,16 +98,24 @@ ldc_f32 = _loader(F32, types.float32, 4, constant=True)
 lds_f32, sts_f32 = _loader(F32, types.float32, 4, SHARED), _storer(F32, types.float32, 4, SHARED)
 lds_i32, sts_i32 = _loader(I32, types.int32, 4, SHARED), _storer(I32, types.int32, 4, SHARED)
 lds_i64, sts_i64 = _loader(I64, types.int64, 8, SHARED), _storer(I64, types.int64, 8, SHARED)
+lds_f16, lds_u16 = (_loader(t, n, 2, SHARED, convert=c) for t, n, c in (
+    (F16, types.float32, _widen), (I16, types.int32, _zext)))
+lds_u8, lds_i8 = (_loader(I8, types.int32, 1, SHARED, convert=c) for c in (_zext, _sext))
 
 
-@intrinsic
-def ld_i32_2(typingctx, addr):
+def _two_halves(space):
     """Four bytes at a multiple of two."""
-    def codegen(context, b, sig, args):
-        low = b.load(_pointer(b, args[0], I16, GLOBAL), align=2)
-        high = b.load(_pointer(b, b.add(args[0], ir.Constant(I64, 2)), I16, GLOBAL), align=2)
-        return b.or_(b.zext(low, I32), b.shl(b.zext(high, I32), ir.Constant(I32, 16)))
-    return types.int32(types.int64), codegen
+    @intrinsic
+    def load(typingctx, addr):
+        def codegen(context, b, sig, args):
+            low = b.load(_pointer(b, args[0], I16, space), align=2)
+            high = b.load(_pointer(b, b.add(args[0], ir.Constant(I64, 2)), I16, space), align=2)
+            return b.or_(b.zext(low, I32), b.shl(b.zext(high, I32), ir.Constant(I32, 16)))
+        return types.int32(types.int64), codegen
+    return load
+
+
+ld_i32_2, lds_i32_2 = _two_halves(GLOBAL), _two_halves(SHARED)
 
 
 def _vector_loader(irty, nbty, n, space=GLOBAL):
@@ -123,6 +131,7 @@ def _vector_loader(irty, nbty, n, space=GLOBAL):
 
 
 ld_i32x4, ld_f32x4 = _vector_loader(I32, types.int32, 4), _vector_loader(F32, types.float32, 4)
+lds_i32x4 = _vector_loader(I32, types.int32, 4, SHARED)
 
 
 @intrinsic
@@ -135,6 +144,52 @@ def sts_i32x4(typingctx, addr, v):
         b.store(vector, _pointer(b, args[0], vector.type, SHARED), align=16)
         return context.get_dummy_value()
     return types.void(types.int64, types.UniTuple(types.int32, 4)), codegen
+
+
+# ---------------------------------------------------------------- copies that go on beside the thread
+def _acting(text, constraints, *parameters, lanes=0):
+    """A PTX instruction that touches memory, of integers; addresses of shared memory ("r") have 32 bits.
+
+    lanes: how many words it gives, in a tuple; all lanes of the warp execute it together then.
+    """
+    result = types.UniTuple(types.int32, lanes) if lanes else types.void
+
+    def codegen(context, b, sig, args):
+        given = [b.trunc(x, I32) if kind == "r" else x for x, kind in zip(args, parameters, strict=True)]
+        returns = ir.LiteralStructType([I32] * lanes) if lanes else ir.VoidType()
+        asm = ir.InlineAsm(ir.FunctionType(returns, [x.type for x in given]), text, constraints, side_effect=True)
+        made = b.call(asm, given, attrs=("convergent",) if lanes else ())
+        return cgutils.pack_array(b, [b.extract_value(made, i) for i in range(lanes)]) if lanes else \
+            context.get_dummy_value()
+    return result(*[types.int64] * len(parameters)), codegen
+
+
+@intrinsic
+def copy_16(typingctx, to, source, n):
+    """16 bytes from global to shared memory; those behind the first n are zeros.  Both at multiples of 16."""
+    return _acting("cp.async.cg.shared.global [$0], [$1], 16, $2;", "r,l,r,~{memory}", "r", "l", "r")
+
+
+@intrinsic
+def copies_end(typingctx):
+    """The copies since the last end are a group."""
+    return _acting("cp.async.commit_group;", "~{memory}")
+
+
+def copies_but(n):
+    """A function that waits until all groups of this thread's copies but the last n are there."""
+    @intrinsic
+    def wait(typingctx):
+        return _acting(f"cp.async.wait_group {n};", "~{memory}")
+    return wait
+
+
+@intrinsic
+def ldmatrix_t(typingctx, addr):
+    """Four matrices of 8 x 8 halves, lane 8 i + r gives the address of row r of matrix i: the words of each that lane
+    4 c + p has of a transposed one, rows 2 p and 2 p + 1 of column c."""
+    return _acting("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];", "=r,=r,=r,=r,r,~{memory}",
+                   "r", lanes=4)
 
 
 # ---------------------------------------------------------------- bits
@@ -197,15 +252,30 @@ def to_i32(typingctx, x):
     return types.int32(types.float32), codegen
 
 
+def _of_three(text):
+    """A PTX instruction of three words."""
+    def codegen(context, b, sig, args):
+        return b.call(ir.InlineAsm(ir.FunctionType(I32, [I32] * 3), text, "=r,r,r,r", side_effect=False), args)
+    return types.int32(types.int32, types.int32, types.int32), codegen
+
+
+@intrinsic
+def permute(typingctx, a, b, selector):
+    """Byte i: byte `selector >> 4 i & 7` of the eight of a and b."""
+    return _of_three("prmt.b32 $0, $1, $2, $3;")
+
+
 # ---------------------------------------------------------------- arithmetic
 @intrinsic
 def dp4a(typingctx, a, b, c):
     """c + the sum of the four products of the signed bytes of a and b."""
-    def codegen(context, builder, sig, args):
-        asm = ir.InlineAsm(ir.FunctionType(I32, [I32] * 3), "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r",
-                           side_effect=False)
-        return builder.call(asm, args)
-    return types.int32(types.int32, types.int32, types.int32), codegen
+    return _of_three("dp4a.s32.s32 $0, $1, $2, $3;")
+
+
+@intrinsic
+def fma_f16(typingctx, a, b, c):
+    """a b + c of two float16 each, rounded once."""
+    return _of_three("fma.rn.f16x2 $0, $1, $2, $3;")
 
 
 def _mma(instruction, acc_ir, acc_nb, letter):

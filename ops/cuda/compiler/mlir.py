@@ -139,26 +139,34 @@ ldc_i64, ldc_i32, ldc_f32 = (_loader(t, n, size, constant=True) for t, n, size i
 lds_f32, sts_f32 = _loader(F32, f32, 4, SHARED), _storer(f32, 4, SHARED)
 lds_i32, sts_i32 = _loader(I32, i32, 4, SHARED), _storer(i32, 4, SHARED)
 lds_i64, sts_i64 = _loader(I64, i64, 8, SHARED), _storer(i64, 8, SHARED)
+lds_f16, lds_u16 = _loader(F16, f32, 2, SHARED, convert=_widen), _loader(I16, i32, 2, SHARED, convert=_zext)
+lds_u8, lds_i8 = (_loader(I8, i32, 1, SHARED, convert=c) for c in (_zext, _sext))
 
 
-@emits(i32, i64)
-def ld_i32_2(address):
+def _two_halves(space):
     """Four bytes at a multiple of two."""
-    low = llvm.load(I16(), _pointer(address, GLOBAL), alignment=2)
-    high = llvm.load(I16(), _pointer(arith.addi(address, constant(2, I64())), GLOBAL), alignment=2)
-    return arith.ori(_zext(low), _shifted(_zext(high), 16, arith.shli))
+    @emits(i32, i64)
+    def load(address):
+        low = llvm.load(I16(), _pointer(address, space), alignment=2)
+        high = llvm.load(I16(), _pointer(arith.addi(address, constant(2, I64())), space), alignment=2)
+        return arith.ori(_zext(low), _shifted(_zext(high), 16, arith.shli))
+    return load
 
 
-def _vector_loader(mlir_type, nbty):
+ld_i32_2, lds_i32_2 = _two_halves(GLOBAL), _two_halves(SHARED)
+
+
+def _vector_loader(mlir_type, nbty, space=GLOBAL):
     """Four elements in one instruction; the address is a multiple of all their bytes.  A tuple."""
     @emits(types.UniTuple(nbty, 4), i64)
     def load(address):
-        v = llvm.load(ir.VectorType.get([4], mlir_type()), _pointer(address, GLOBAL), alignment=16)
+        v = llvm.load(ir.VectorType.get([4], mlir_type()), _pointer(address, space), alignment=16)
         return tuple(llvm.extractelement(v, constant(i, I32())) for i in range(4))
     return load
 
 
 ld_i32x4, ld_f32x4 = _vector_loader(I32, i32), _vector_loader(F32, f32)
+lds_i32x4 = _vector_loader(I32, i32, SHARED)
 
 
 @emits(types.void, i64, types.UniTuple(i32, 4))
@@ -189,6 +197,40 @@ def shared(nbytes):
     made = intrinsic(call)
     refresh_registries()                # kernels may have been compiled already
     return made
+
+
+# ---------------------------------------------------------------- copies that go on beside the thread
+def _in_shared(address):
+    """The 32 bits that PTX takes of an address in shared memory."""
+    return arith.trunci(I32(), address)
+
+
+@emits(types.void, i64, i64, i64)
+def copy_16(to, source, n):
+    """16 bytes from global to shared memory; those behind the first n are zeros.  Both at multiples of 16."""
+    llvm.inline_asm(None, [_in_shared(to), source, arith.trunci(I32(), n)],
+                    "cp.async.cg.shared.global [$0], [$1], 16, $2;", "r,l,r,~{memory}", has_side_effects=True)
+
+
+@emits(types.void)
+def copies_end():
+    """The copies since the last end are a group."""
+    llvm.inline_asm(None, [], "cp.async.commit_group;", "~{memory}", has_side_effects=True)
+
+
+def copies_but(n):
+    """A function that waits until all groups of this thread's copies but the last n are there."""
+    @emits(types.void)
+    def wait():
+        llvm.inline_asm(None, [], f"cp.async.wait_group {n};", "~{memory}", has_side_effects=True)
+    return wait
+
+
+@emits(types.UniTuple(i32, 4), i64)
+def ldmatrix_t(address):
+    """Four matrices of 8 x 8 halves, transposed; see intrinsics.py."""
+    return _asm([I32()] * 4, [_in_shared(address)], "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, "
+                "[$4];", "=r,=r,=r,=r,r,~{memory}", effects=True)
 
 
 # ---------------------------------------------------------------- bits
@@ -230,7 +272,19 @@ def to_i32(x):
     return _asm([I32()], [x], "cvt.rzi.s32.f32 $0, $1;", "=r,f")
 
 
+@emits(i32, i32, i32, i32)
+def permute(a, b, selector):
+    """Byte i: byte `selector >> 4 i & 7` of the eight of a and b."""
+    return _asm([I32()], [a, b, selector], "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")
+
+
 # ---------------------------------------------------------------- arithmetic
+@emits(i32, i32, i32, i32)
+def fma_f16(a, b, c):
+    """a b + c of two float16 each, rounded once."""
+    return _asm([I32()], [a, b, c], "fma.rn.f16x2 $0, $1, $2, $3;", "=r,r,r,r")
+
+
 @emits(i32, i32, i32, i32)
 def dp4a(a, b, c):
     """c + the sum of the four products of the signed bytes of a and b."""

@@ -4,6 +4,7 @@ Every load and store is checked against the simulated memory, alignment and race
 threads.
 """
 import ctypes
+import itertools
 import math
 import sys
 import types
@@ -46,7 +47,7 @@ def _scalar(ctype, convert=None):
         return value_at(addr)
 
     def load_shared(addr):
-        reads_shared(addr)
+        reads_shared(addr & -4)                 # words are what is written
         return value_at(addr)
 
     def storer(wrote):
@@ -69,9 +70,9 @@ def _scalar(ctype, convert=None):
 (ld_i64, st_i64), (lds_i64, sts_i64), ldc_i64 = _scalar(ctypes.c_int64)
 (ld_i32, st_i32), (lds_i32, sts_i32), ldc_i32 = _scalar(ctypes.c_int32)
 (ld_i16, st_i16), _, _ = _scalar(ctypes.c_int16)
-(ld_u16, st_u16), _, _ = _scalar(ctypes.c_uint16)
-(ld_i8, st_i8), _, _ = _scalar(ctypes.c_int8)
-(ld_u8, _), _, _ = _scalar(ctypes.c_uint8)
+(ld_u16, st_u16), (lds_u16, _), _ = _scalar(ctypes.c_uint16)
+(ld_i8, st_i8), (lds_i8, _), _ = _scalar(ctypes.c_int8)
+(ld_u8, _), (lds_u8, _), _ = _scalar(ctypes.c_uint8)
 
 
 def st_i64_any(addr, value):
@@ -104,6 +105,10 @@ def st_f16(addr, x):
     st_u16(addr, half_bits(x))
 
 
+def lds_f16(addr):
+    return half_value(lds_u16(addr))
+
+
 def ld_bf16(addr):
     return bf16_value(ld_u16(addr))
 
@@ -119,6 +124,10 @@ def _signed(x):
 
 def ld_i32_2(addr):
     return _signed(ld_u16(addr) | ld_u16(addr + 2) << 16)
+
+
+def lds_i32_2(addr):
+    return _signed(lds_u16(addr) | lds_u16(addr + 2) << 16)
 
 
 def _four(ctype):
@@ -149,6 +158,45 @@ def sts_i32x4(addr, v):
     check(addr, 16, 16)
     for i in range(4):
         sts_i32(addr + 4 * i, v[i])
+
+
+def lds_i32x4(addr):
+    check(addr, 16, 16)
+    return tuple([lds_i32(addr + 4 * i) for i in range(4)])
+
+
+# ---------------------------------------------------------------- copies that go on beside the thread
+def copy_16(to, source, n):
+    """What lies at `to` is unknown until `copies_but` has waited for it."""
+    check(to, 16, 16)
+    if n > 0:
+        check(source, int(min(n, 16)), 1)
+        check(source - source % 16, 1)
+    if source % 16:
+        raise SimulationFault(f"a copy from {source % 16} past a multiple of 16")
+    for i in range(4):
+        wrote_shared(to + 4 * i, lambda: False)
+        if 4 * i < n:
+            reads(source + 4 * i)
+    ctypes.memset(to, 0xFF, 16)
+    current().copies[-1].append((to, source, int(max(0, min(n, 16)))))
+
+
+def copies_end():
+    current().copies.append([])
+
+
+def copies_but(n):
+    def wait():
+        lane = current()
+        n_done = max(0, len(lane.copies) - 1 - n)
+        for to, source, nbytes in itertools.chain(*lane.copies[:n_done]):
+            for i in range(4):
+                wrote_shared(to + 4 * i, lambda: False)
+            ctypes.memset(to, 0, 16)
+            ctypes.memmove(to, source, nbytes)
+        del lane.copies[:n_done]
+    return wait
 
 
 def shared(nbytes):
@@ -294,6 +342,11 @@ def pack_bf16(low, high):
     return _signed(bf16_bits(low) | bf16_bits(high) << 16)
 
 
+def permute(a, b, selector):
+    eight = (a & 0xFFFFFFFF) | (b & 0xFFFFFFFF) << 32
+    return _signed(sum((eight >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i for i in range(4)))
+
+
 def to_i32(x):
     return 0 if x != x else int(min(max(float(x), -2147483648.0), 2147483647.0))
 
@@ -302,6 +355,14 @@ def to_i32(x):
 def dp4a(a, b, c):
     return (c + _SIGNED[a & 255] * _SIGNED[b & 255] + _SIGNED[a >> 8 & 255] * _SIGNED[b >> 8 & 255]
             + _SIGNED[a >> 16 & 255] * _SIGNED[b >> 16 & 255] + _SIGNED[a >> 24 & 255] * _SIGNED[b >> 24 & 255])
+
+
+def fma_f16(a, b, c):
+    """Rounded once: the product of two halves is a float64."""
+    def half(word, shift):
+        return float(half_value(word >> shift & 0xFFFF))
+    low, high = (half_bits(half(a, s) * half(b, s) + half(c, s)) for s in (0, 16))
+    return _signed(low | high << 16)
 
 
 def _once_per_warp(name, given, compute):
@@ -342,6 +403,16 @@ def _mma(name, halves):
 
 mma_f16 = _mma("mma_f16", lambda w: w.view(np.float16).reshape(*w.shape, 2).astype(f32))
 mma_bf16 = _mma("mma_bf16", lambda w: (w.view(np.uint16).astype(np.uint32) << 16).view(f32).reshape(*w.shape, 2))
+
+
+def ldmatrix_t(addr):
+    """Row r of matrix i is at the address of lane 8 i + r."""
+    rows = lds_i32x4(addr)
+
+    def compute(given):
+        h = _words(given, 4).view(np.uint16).reshape(4, 8, 8).astype(np.int64)             # matrix, row, column
+        return [tuple(_signed(int(m[2 * t, g] | m[2 * t + 1, g] << 16)) for m in h) for g, t in zip(G, T, strict=True)]
+    return _once_per_warp("ldmatrix", rows, compute)
 
 
 def _mma_i8(given):

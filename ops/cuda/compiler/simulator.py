@@ -160,7 +160,7 @@ class SimulatedLane(greenlet.greenlet):
         super().__init__()
         self.block, self.number, self.seat, self.lane = block, number, number, number % WARP
         self.waits = self.given = self.taken = None
-        self.team_threads = 0
+        self.team_threads, self.copies = 0, [[]]        # copies under way, by groups
 
     def run(self):
         np.seterr(all="ignore")

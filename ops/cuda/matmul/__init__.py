@@ -7,5 +7,10 @@
     mul_mat_group       mul_mat_id: columns by expert
     quantize_columns    columns as 8-bit codes
 
+Off by default (GGJIT_PIPED), they copy while they compute:
+
+    mul_mat_stream      one column, quantised rows streamed through shared memory
+    mul_mat_piped       many columns, float16 tensor cores; mul_mat_few: 2 to 32; columns_16: their columns
+
 Read in this order.
 """

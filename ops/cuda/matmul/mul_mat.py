@@ -6,10 +6,25 @@
 
 With the extra `cublas` plain matrices with many columns may be cuBLAS' (mul_mat_dense).  mul_mat_id with more than
 MAX_VEC tokens groups its columns by expert first (mul_mat_group).
+
+A second set of kernels, `piped`, copies to shared memory while it computes.  engine/cuda/libraries.py measures on the
+device whether they are right and faster:
+
+    columns                  quantised weights                          F16, BF16
+    one                      8-bit columns, dp4a: mul_mat_stream        -
+    2 to 32                  float16 mma: mul_mat_few                   16-bit mma: mul_mat_few
+    more                     float16 mma: mul_mat_piped                 16-bit mma: mul_mat_piped
 """
 from ggjit.ops.core.record import OP
 from ggjit.ops.cuda.blocks import BLOCKS
-from ggjit.ops.cuda.matmul import mul_mat_dense, mul_mat_tile, quantize_columns
+from ggjit.ops.cuda.matmul import (
+    mul_mat_dense,
+    mul_mat_few,
+    mul_mat_piped,
+    mul_mat_stream,
+    mul_mat_tile,
+    quantize_columns,
+)
 from ggjit.ops.cuda.matmul.mul_mat_vec import product
 from ggjit.ops.cuda.native.launch import dense
 from ggjit.ops.cuda.rows import FLOATS
@@ -52,6 +67,16 @@ def _after_columns(a, b, made):
     if made is None or a.type not in BLOCKS:
         return made
     return quantize_columns.launch(b), *made
+
+
+def piped(t):
+    """A product by the second set of kernels, or None."""
+    if not _serves(t) or exact_columns(t):
+        return None
+    n = t.src[1].ne[1]
+    if n == 1:
+        return mul_mat_stream.product(t)
+    return mul_mat_few.product(t) if n <= mul_mat_few.MAX_COLUMNS else mul_mat_piped.product(t)
 
 
 CUDA = {OP.MUL_MAT: _mul_mat, OP.MUL_MAT_ID: _mul_mat_id}

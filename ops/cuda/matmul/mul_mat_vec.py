@@ -32,7 +32,7 @@ ZERO = f32(0)
 
 
 # ---------------------------------------------------------------- which matrix, which column
-def _matrix(experts):
+def matrix_of(experts):
     """matrix(node) -> address of the matrix this block multiplies, or 0 where the id is out of range."""
     if experts:
         @core.device
@@ -55,7 +55,7 @@ def _matrix(experts):
     return matrix
 
 
-def _column(experts, at_once):
+def column_of(experts, at_once):
     """column(node, c) -> (i1, i2, i3) of b for the block's column c; the last one again beyond the end."""
     if experts:
         @core.device
@@ -72,7 +72,7 @@ def _column(experts, at_once):
     return column
 
 
-def _put(experts, at_once):
+def put_of(experts, at_once):
     """put(node, row, c, x): the result of a row and the block's column c."""
     if experts:
         @core.device
@@ -92,7 +92,7 @@ def _put(experts, at_once):
 
 def _finish(experts, at_once, rows):
     """finish(node, row, acc): the threads' sums of `rows` rows and the block's columns, added and put."""
-    put = _put(experts, at_once)
+    put = put_of(experts, at_once)
 
     @core.device
     def finish(node, row, acc):
@@ -115,7 +115,7 @@ def _make_quantized(type, at_once, experts, rows=ROWS, unroll=UNROLL):
     words, scale, at, segments, mins = b.words, b.scale, b.at, b.segments, b.mins
     units, block_nbytes = type.block // 32, type.nbytes
     n_words = 8 // segments
-    matrix, column, finish = _matrix(experts), _column(experts, at_once), _finish(experts, at_once, rows)
+    matrix, column, finish = matrix_of(experts), column_of(experts, at_once), _finish(experts, at_once, rows)
     n_acc = rows * at_once
 
     @core.device
@@ -209,7 +209,7 @@ def _piece_of(type):
 def _make_float(ta, tb, at_once, experts, wide, rows=ROWS, unroll=UNROLL):
     get_a, get_b, size = ONE[ta].get, ONE[tb].get, ta.nbytes
     piece, per_piece = _piece_of(ta), 16 // ta.nbytes
-    matrix, column, finish = _matrix(experts), _column(experts, at_once), _finish(experts, at_once, rows)
+    matrix, column, finish = matrix_of(experts), column_of(experts, at_once), _finish(experts, at_once, rows)
     n_acc = rows * at_once
 
     def kernel(node):

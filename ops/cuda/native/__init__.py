@@ -1,6 +1,6 @@
 """What the files of CUDA kernels share.
 
-    views       how a kernel reads its node;  sums: reductions over a block
+    views       how a kernel reads its node;  sums: reductions over a block;  unrolled: bodies without a loop
     launch      what a maker returns: grid, block, scratch memory
     walk        one kernel that does all launches of a plan
 

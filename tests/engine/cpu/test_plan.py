@@ -392,6 +392,13 @@ def test_reading_the_last_node_of_a_long_graph_is_quick():
 
 
 # ---------------------------------------------------------------- checks
+def test_check_names_an_id_that_is_out_of_range():
+    from ggjit.cpu.check import check
+    plan = planned(gg.get_rows(gg.tensor(array(4, 8), name="table"), gg.tensor(np.array([1, 9], np.int32))))
+    with pytest.raises(gg.IndexRangeError, match="index 9 .*table"):
+        check(plan)
+
+
 def test_check_finds_the_first_wrong_node(monkeypatch):
     import dataclasses
 

@@ -60,8 +60,8 @@ def test_products_go_the_way_that_was_measured_to_be_faster(gpu, monkeypatch, tm
     """Measured once for a class of shapes, kept for the next process; a damaged file counts as absent."""
     measured = []
 
-    def measure(device, t, library):
-        measured.append(library.class_of(t))
+    def measure(device, t):
+        measured.append(libraries.CHOICES[t.op].class_of(t))
         return {way: 1e-5 if way == faster else 2e-5 for way in ("own", "cublas")}
     monkeypatch.setattr(mul_mat_dense, "available", lambda: True)
     monkeypatch.setattr(mul_mat_dense, "decided", lambda: False)
@@ -86,7 +86,7 @@ def test_products_are_measured_on_memory_of_their_own(gpu, monkeypatch, tmp_path
     monkeypatch.setattr(libraries, "ROUNDS", 1)
     y = gg.mul_mat(gg.Context().new_tensor(gg.F32, (16, 8)), gg.Context().new_tensor(gg.F32, (16, 9)))
     before = len(cuda_sim.launched)
-    assert set(libraries.measure(gpu.device, y, libraries.LIBRARIES[Gemm])) == {"own", "cublas"}
+    assert set(libraries.measure(gpu.device, y)) == {"own", "cublas"}
     ran = cuda_sim.launched[before:]
     assert "cublas" in ran and any(name.startswith("mul_mat_tile") for name in ran)
     monkeypatch.setitem(cuda_sim.fail, "cuMemAlloc", ("CUDA_ERROR_OUT_OF_MEMORY", 0))
@@ -177,8 +177,8 @@ def test_sorts_go_the_way_that_was_measured_to_be_faster(gpu, monkeypatch, tmp_p
     """Our own where CCCL does not serve; it is asked once."""
     asked = []
 
-    def measure(device, t, library):
-        asked.append(library.class_of(t))
+    def measure(device, t):
+        asked.append(libraries.CHOICES[t.op].class_of(t))
         if faster == "it is absent":
             raise gg.MissingExtra("cuda.compute is not installed")
         return {way: 1e-5 if way == faster else 2e-5 for way in ("own", "cccl")}
@@ -211,7 +211,7 @@ def test_sorts_are_measured_on_memory_of_their_own(gpu, monkeypatch):
     monkeypatch.setattr(libraries, "ROUNDS", 1)
     y = gg.top_k(gg.Context().new_tensor(gg.F32, (300,)), 2)
     before = len(cuda_sim.launched)
-    assert set(libraries.measure(gpu.device, y, libraries.LIBRARIES[Sort])) == {"own", "cccl"}
+    assert set(libraries.measure(gpu.device, y)) == {"own", "cccl"}
     assert {"cccl", "top_k_long"} <= set(cuda_sim.launched[before:])
 
 

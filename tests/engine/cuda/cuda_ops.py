@@ -245,7 +245,8 @@ def test_the_benchmark_measures_everything_as_small_as_it_goes(gpu, monkeypatch)
         rows = benchmark.measured(gpu, dataclasses.replace(benchmark.DRY, n_ops=6), [], None)
     assert all(row.ours.median > 0 for row in rows)
     works = " ".join(row.work for row in rows)
-    for part in ("copy", "mat-vec F16", "mat-vec IQ2_XXS", "own kernels", "cuBLAS", "9 columns", "argsort of",
+    for part in ("copy", "piped mat-vec Q4_0", "piped product Q8_0", "piped attention F16",
+                 "mat-vec F16", "mat-vec IQ2_XXS", "own kernels", "cuBLAS", "9 columns", "argsort of",
                  "attention", "launch by launch", "CUDA graph", "in one kernel", "token of tiny", "memory of", "op "):
         assert part in works, part
     memory = next(row for row in rows if "memory" in row.work)

@@ -60,6 +60,28 @@ def test_decoding_has_the_bits_of_the_captured_plan(tmp_path, gpu, persistent, t
     assert got[gpu][1] == 0 and got[persistent][1] == 1             # the plan's second run
 
 
+@pytest.mark.parametrize("type", sampled([(t,) for t in ("F16", "Q4_0", "Q8_0")], lambda case: ["one"]))
+def test_kernels_that_copy_while_they_compute_are_walked(gpu, persistent, monkeypatch, type):
+    """Products of one column and of several, an attention over shared keys: teams of a block copy for themselves."""
+    monkeypatch.setenv("GGJIT_PIPED", "1")
+    type, got = getattr(gg, type), []
+    w, k = on(persistent, type, (64, 32), floats(32, 64)), on(persistent, gg.F16, (32, 70, 1), floats(1, 70, 32))
+    x = on(persistent, gg.F32, (64, 3), floats(3, 64))
+    for backend in (gpu, persistent):
+        h = gg.mul_mat(w, gg.rms_norm(x, 1e-5))
+        o = gg.flash_attn_ext(gg.reshape_3d(h, 32, 1, 3), k, k, None, 0.2, 0.0, 0.0)
+        y = gg.mul_mat(w, gg.reshape_2d(gg.concat(gg.cont(gg.view_1d(h, 32, 0)), gg.view_1d(h, 32, 128), 0), 64, 1))
+        plan = planned(backend, y, o)
+        for _ in range(2):
+            plan.compute()
+        got.append([plan.numpy(t) for t in (y, o)])
+        names = " ".join(kernel.name for kernel in plan.kernels)
+        assert all(n in names for n in ("mul_mat_few", "flash_attn_piped", "flash_attn_piped_merge"))
+    assert isinstance(plan._walk, PlanWalk), plan.not_walked_because
+    for a, b in zip(*got, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("type", ["F32", "F16", "Q4_0", "Q8_0"])
 def test_a_real_model_has_the_bits_of_the_captured_plan(gpu, persistent, type):

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.skipif(not HAVE_EXTRA or os.environ.get("NUMBA_ENABLE_C
 HERE = pathlib.Path(__file__).parent
 ARCHITECTURES = [(8, 0), (9, 0), (10, 0)]
 CONFORMANCE = """loads_and_stores narrow_types parts_of_words shuffles sums_of_warps through_shared_memory
-    memory_of_a_thread functions_of_floats bytes_and_votes a_product_of_tiles"""
+    memory_of_a_thread functions_of_floats bytes_and_votes a_product_of_tiles copies_beside_the_thread
+    matrices_transposed"""
 
 
 def leaf(type, *ne):
@@ -88,6 +89,67 @@ def test_hot_kernels_spill_nothing(name):
         b = built(launch, cc)
         assert b.spill_nbytes == 0 and b.registers <= most
         assert b.cubin[:4] == b"\x7fELF" and b.symbol.encode() in b.cubin
+
+
+# ---------------------------------------------------------------- kernels that copy while they compute
+TENSOR_TYPES = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL Q2_K Q3_K Q4_K Q5_K Q6_K".split()
+COLUMNS = {1: 80, 8: 80, 32: 96, 64: 128, 256: 168, 512: 255}   # of a product with 4000 rows -> most registers
+
+
+def piped(t):
+    """The kernels of a node in its piped way."""
+    from ggjit.cuda.libraries import CHOICES
+    from ggjit.ops.cuda.native.launch import launches
+    return launches(t, CHOICES[t.op].piped)
+
+
+def pipes(type, n):
+    type = getattr(gg, type)
+    return piped(gg.mul_mat(leaf(type, 4096, 4000), leaf(gg.F32, 4096, n)))
+
+
+@pytest.mark.parametrize("type, n", sampled([(t, n) for t in TENSOR_TYPES for n in COLUMNS],
+                                            lambda case: [case[1], case[0][:2]]))
+def test_piped_products_spill_nothing(type, n):
+    cc = random.choice(ARCHITECTURES)
+    for launch in pipes(type, n):
+        b = built(launch, cc)
+        assert b.spill_nbytes == 0 and b.registers <= COLUMNS[n]
+
+
+def piped_attention(d, n, type, rep=4):
+    k, q, mask = leaf(type, d, 4096, 8), leaf(gg.F32, d, n, 8 * rep), leaf(gg.F16, 4096, n)
+    return piped(gg.flash_attn_ext(q, k, k, mask, 0.1, 0.0, 0.0))
+
+
+@pytest.mark.parametrize("d, n, type", sampled([(d, n, t) for d in (64, 128) for n in (1, 8, 512)
+                                                for t in ("F16", "Q8_0", "Q4_0")], lambda case: [case[0], case[1] > 8]))
+def test_piped_attention_spills_nothing(d, n, type):
+    made = piped_attention(d, n, getattr(gg, type))
+    assert len(made) == (2 if n < 512 else 1)               # few queries: blocks share the keys
+    for launch in made:
+        b = built(launch, random.choice(ARCHITECTURES))
+        assert b.spill_nbytes == 0 and b.registers <= (168 if d == 64 else 255)
+
+
+def loads(launch, cc=(9, 0)):
+    """{how many bytes at once: how often} in a kernel's PTX, of loads from global memory that are not of its row."""
+    from ggjit.ops.cuda.compiler import frontend
+    found, sizes = {}, {"8": 1, "16": 2, "32": 4, "64": 8}
+    for copies, vector, bits in re.findall(r"\b(?:(cp\.async\.cg)|ld\.global(?:\.v(\d))?\.[a-z](\d+))",
+                                           frontend.ptx(launch.make(), cc)):
+        n = 16 if copies else int(vector or 1) * sizes[bits]
+        found[n] = found.get(n, 0) + 1
+    return found
+
+
+@pytest.mark.parametrize("type", sampled([(t,) for t in ("Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K", "IQ2_XXS", "MXFP4")],
+                                         lambda case: ["one"]))
+def test_a_column_s_weights_are_loaded_16_bytes_at_a_time(type):
+    """Of the column there are eights and scales; nothing reads single bytes or halves."""
+    *_, launch = pipes(type, 1)
+    found = loads(launch)
+    assert found[16] >= 8 and not found.keys() & {1, 2}, found
 
 
 @pytest.mark.parametrize("build", [lambda a: gg.argsort(a, 0), lambda a: gg.top_k(a, 7)])
@@ -221,7 +283,7 @@ def test_numba_cuda_serves_the_seam(name):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda_mlir") is None, reason="pip install 'ggjit[gpu-mlir]'")
 def test_numba_cuda_mlir_serves_the_seam(python):
-    """All ten, attention with tensor cores and a sample of what runs on devices, in a process where it is the
+    """All twelve, attention with tensor cores and a sample of what runs on devices, in a process where it is the
     compiler."""
     r = python(f"import sys; sys.path += {[str(ROOT / 'tests'), str(HERE)]!r}\n"
                f"import test_cuda_compile as t; t.conforms(t.CONFORMANCE.split())\n"

@@ -56,3 +56,15 @@ def test_a_product_does_not_pass_a_node_that_writes_what_it_reads(what):
     graph = gg.Graph(net.q, changed, net.v, order="together")
     at = {t.id: i for i, t in enumerate(graph.nodes)}
     assert at[net.q.id] < at[changed.id] < at[net.v.id]
+
+
+def test_a_sum_that_was_placed_by_hand_stays_where_it_is():
+    """It lies over a leaf that is read before it."""
+    net, raw = Heads(), gg.HostBuffer(gg.init_backend("CPU").device.buffer_type(), 128)
+    gg.tensor_alloc(raw, leaf := net.ctx.new_tensor(gg.F32, (32,)), 0)
+    bias = gg.from_numpy(net.ctx, np.zeros(32, np.float32))
+    first, last = gg.mul(net.v, leaf), gg.add(gg.mul_mat(net.wq, net.h), bias)
+    gg.tensor_alloc(raw, last, 0)
+    graph = gg.Graph(first, last, order="together")
+    at = {t.id: i for i, t in enumerate(graph.nodes)}
+    assert at[first.id] < at[last.id]

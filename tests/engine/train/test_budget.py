@@ -92,7 +92,7 @@ def test_rows_are_cut_where_whole_nodes_do_not_fit(monkeypatch):
     net = Net(wide, 1024)
     cut = net.least()
     whole = training.within
-    monkeypatch.setattr(training, "within", lambda *args: whole(*args, cut=False))
+    monkeypatch.setattr(training, "within", lambda *args, **options: whole(*args, cut=False, **options))
     assert cut < 0.5 * net.least()
 
 

@@ -1,0 +1,318 @@
+"""flash_attn_ext by tensor cores, keys and values copied ahead of the products (ops/attention/flash_attn.py).
+
+    rows        pairs of a query and a head that share keys     q0 h0 | q0 h1 | q1 h0 | q1 h1 | ...
+    warp        16 rows; the warps of a block share tiles of KEYS keys, blocks share the keys where rows are few
+
+                      keys                               dims of a value
+                 8      8      8      8                  8     8     ...
+             +------+------+------+------+            +-----+-----+-----
+    rows     |  s      s      s      s   |  16    p @ |  v     v          KEYS        s, p, o: mma tiles of 16 x 8,
+             +------+------+------+------+            +-----+-----+-----              float32, in registers
+
+One query of a model with grouped heads so fills rows of a tile that one head alone would leave empty: a key is read
+once for all of them.  q k takes dims in the order of mul_mat_piped.py: eight that lie side by side.  Values lie by keys
+as well; ldmatrix_t turns them.  Keys and values: F16, copied a tile ahead, or blocks of 32, made float16 on their way
+to shared memory (eights.py).  A warp whose keys of a tile are all hidden does nothing with it.
+
+Blocks that share keys leave records as those of flash_attn.py, which its second kernel adds.
+"""
+from numpy import float32 as f32
+
+from ggjit.ops.attention.flash_attn import PREC_F32
+from ggjit.ops.core.types import F16
+from ggjit.ops.cuda.blocks import BLOCKS
+from ggjit.ops.cuda.compiler import core
+from ggjit.ops.cuda.eights import EIGHTS
+from ggjit.ops.cuda.flash_attn import make_merge, records_of
+from ggjit.ops.cuda.flash_attn_mma import MAX_NMSE, by_16_bytes, make_factor, over_quad_max, over_quad_sum
+from ggjit.ops.cuda.native import views
+from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch, dense
+from ggjit.ops.cuda.native.sums import LOWEST, ZERO
+from ggjit.ops.cuda.native.unrolled import unrolled
+from ggjit.ops.cuda.rows import FLOATS, ONE
+from ggjit.ops.cuda.soft_max import slope_of
+
+KEYS, STAGES = 32, 2
+MAX_HEAD, MAX_WARPS = 128, 1 if SMALL_BLOCKS else 4
+MAX_SHARES, ENOUGH_WARPS = 64, 8 if SMALL_BLOCKS else 1024
+K_PAD, V_PAD = 64, 16           # bytes behind a row in shared memory: no two lanes of a load meet in a bank
+ZEROS = (0, 0, 0, 0)
+UNIT = f32(1)
+
+
+# ---------------------------------------------------------------- rows, shares
+def _blocks_of_rows(n_rows, warps):
+    return (n_rows + 16 * warps - 1) // (16 * warps)
+
+
+def _shares(n_kv, n_warps):
+    """Blocks that share the keys of the same rows, where so many warps would have them alone."""
+    return max(1, min(min((n_kv + 2 * KEYS - 1) // (2 * KEYS), MAX_SHARES), ENOUGH_WARPS // n_warps))
+
+
+shares, blocks_of_rows = core.device(_shares), core.device(_blocks_of_rows)
+
+
+def _make_shares_of(warps):
+    @core.device
+    def shares_of(node):
+        q, k = node + views.SRC0, node + views.SRC1
+        n_rows = views.ne(q, 1) * (views.ne(q, 2) // views.ne(k, 2))
+        return shares(views.ne(k, 1), warps * blocks_of_rows(n_rows, warps) * views.ne(k, 2) * views.ne(q, 3))
+    return shares_of
+
+
+@core.device
+def place_of(node, row):
+    """(query, head) of a row of this block's group of heads."""
+    rep = views.ne(node + views.SRC0, 2) // views.ne(node + views.SRC1, 2)
+    i1 = row // rep
+    return i1, core.block_y() * rep + row - i1 * rep
+
+
+# ---------------------------------------------------------------- keys and values into shared memory
+def _make_fill(type, d, stride, threads):
+    """fill(to, base, step, first, n_kv): a tile's rows of d values, as float16; zeros behind the last key."""
+    pieces, copies = d // 8, type is F16
+    raw, words = EIGHTS[type].raw, EIGHTS[type].words
+
+    @core.device
+    def fill(to, base, step, first, n_kv):
+        i = core.thread()
+        while i < KEYS * pieces:
+            key, piece = i // pieces, i % pieces
+            at = to + key * stride + 16 * piece
+            if copies:
+                core.copy_16(at, base + (first + key) * step + 16 * piece, 16 if first + key < n_kv else 0)
+            elif first + key < n_kv:
+                core.sts_i32x4(at, words(raw(base + (first + key) * step, piece)))
+            else:
+                core.sts_i32x4(at, ZEROS)
+            i += threads
+    return fill
+
+
+# ---------------------------------------------------------------- scores
+def _make_hidden(has_mask):
+    @core.device
+    def hidden(node, pm, key, slope):
+        """What is added to a score: -inf behind the last key."""
+        if key >= views.ne(node + views.SRC1, 1):
+            return LOWEST
+        if has_mask:
+            return slope * core.ld_f16(pm + 2 * key)
+        return ZERO
+    return hidden
+
+
+@core.device
+def score(node, c, s):
+    """Scaled, capped and masked: c is q k, s what is added."""
+    cap = views.param_f32(node, 2)
+    c *= views.param_f32(node, 0)
+    if cap != ZERO:
+        c = cap * core.tanh(c / cap)
+    return c + s
+
+
+def _make_slope(has_mask):
+    @core.device
+    def slope(node, h):
+        if has_mask and views.param_f32(node, 1) > ZERO:
+            return slope_of(h, views.ne(node + views.SRC0, 2), views.param_f32(node, 1))
+        return UNIT
+    return slope
+
+
+def _make_queries(tq, d):
+    """load(qs, q, at): eight values of a row of queries in each step of 32 dims, as float16, to words at, at + 2 ..."""
+    get, size = ONE[tq].get, tq.nbytes
+
+    @core.device
+    def load(qs, q, at):
+        for i in range(d // 32):
+            for w in range(4):
+                p = q + (32 * i + 8 * (core.thread() & 3) + 2 * w) * size
+                qs[8 * i + 2 * w + at] = core.pack_f16(get(p), get(p + size))
+    return load
+
+
+def _make_scores(d, k_stride):
+    """scores(s, qs, node, at): s becomes the scores of a tile; at: this lane's eight of its first key."""
+    steps = d // 32
+
+    @core.device
+    def of_keys(j, s, qs, node, at):
+        c = (ZERO, ZERO, ZERO, ZERO)
+        for i in range(steps):
+            b0, b1, b2, b3 = core.lds_i32x4(at + 8 * j * k_stride + 64 * i)
+            x = 8 * i
+            c = core.mma_f16(qs[x], qs[x + 1], qs[x + 2], qs[x + 3], b0, b1, c[0], c[1], c[2], c[3])
+            c = core.mma_f16(qs[x + 4], qs[x + 5], qs[x + 6], qs[x + 7], b2, b3, c[0], c[1], c[2], c[3])
+        for i in range(4):
+            s[4 * j + i] = score(node, c[i], s[4 * j + i])
+
+    @core.device
+    def scores(s, qs, node, at):
+        of_keys(0, s, qs, node, at)
+        of_keys(1, s, qs, node, at)
+        of_keys(2, s, qs, node, at)
+        of_keys(3, s, qs, node, at)
+    return scores
+
+
+def _make_add_values(v_stride):
+    """add(jj, o, p, at): p times the values of 16 dims, to the results; at: this lane's row of matrices."""
+    @core.device
+    def add(j, o, p, at):
+        for i in range(KEYS // 16):
+            v0, v1, v2, v3 = core.ldmatrix_t(at + 16 * i * v_stride + 32 * j)
+            x, y = 4 * i, 8 * j
+            c = core.mma_f16(p[x], p[x + 1], p[x + 2], p[x + 3], v0, v1, o[y], o[y + 1], o[y + 2], o[y + 3])
+            e = core.mma_f16(p[x], p[x + 1], p[x + 2], p[x + 3], v2, v3, o[y + 4], o[y + 5], o[y + 6], o[y + 7])
+            for z in range(4):
+                o[y + z], o[y + 4 + z] = c[z], e[z]
+    return add
+
+
+# ---------------------------------------------------------------- results
+def _make_put(dv):
+    """put(node, row, first, o, top, total, n, share): a row's results, times `total`, or its share's record."""
+    @core.device
+    def put(node, row, first, o, top, total, n, share):
+        i1, h = place_of(node, row)
+        i3, t = core.block_z(), core.thread() & 3
+        to, f = views.row_addr(node + views.DST, h, i1, i3), total
+        if n > 1:
+            to, f = records_of(node, i1, h, i3, n) + 4 * share * (dv + 2), UNIT
+            if t == 0:
+                core.st_f32(to + 4 * dv, top)
+                core.st_f32(to + 4 * dv + 4, total)
+        for i in range(dv // 8):
+            core.st_f32(to + 32 * i + 8 * t, o[4 * i + first] * f)
+            core.st_f32(to + 32 * i + 8 * t + 4, o[4 * i + first + 1] * f)
+    return put
+
+
+# ---------------------------------------------------------------- the kernel
+def _make(types, d, dv, warps, has_mask, has_sinks):
+    tq, tk, tv = types
+    k_stride, v_stride, threads = 2 * d + K_PAD, 2 * dv + V_PAD, 32 * warps
+    v_at, stage_nbytes = KEYS * k_stride, KEYS * (k_stride + v_stride)
+    n_o, n_q, n_s, n_p = dv // 2, d // 4, KEYS // 2, KEYS // 4          # words of a lane
+    shared, await_copies = core.shared(STAGES * stage_nbytes), core.copies_but(0)
+    fill_k, fill_v = _make_fill(tk, d, k_stride, threads), _make_fill(tv, dv, v_stride, threads)
+    hidden, slope, load_q, scores = _make_hidden(has_mask), _make_slope(has_mask), _make_queries(tq, d), _make_scores(
+        d, k_stride)
+    factor = make_factor(has_sinks)
+    add_values, put, shares_of = unrolled(dv // 16, _make_add_values(v_stride)), _make_put(dv), \
+        _make_shares_of(warps)
+
+    @core.device
+    def fill(node, to, first):
+        k, v, n_kv = node + views.SRC1, node + views.SRC2, views.ne(node + views.SRC1, 1)
+        if first < n_kv:
+            fill_k(to, views.row_addr(k, 0, core.block_y(), core.block_z()), views.nb(k, 1), first, n_kv)
+            fill_v(to + v_at, views.row_addr(v, 0, core.block_y(), core.block_z()), views.nb(v, 1), first, n_kv)
+        core.copies_end()
+
+    @core.device
+    def mask_of(node, row):
+        i1, h = place_of(node, row)
+        return (views.row_addr_mod(node + views.SRC3, i1, h, core.block_z()) if has_mask else 0), slope(node, h)
+
+    def kernel(node):
+        q, n_kv, n = node + views.SRC0, views.ne(node + views.SRC1, 1), shares_of(node)
+        n_rows = views.ne(q, 1) * (views.ne(q, 2) // views.ne(node + views.SRC1, 2))
+        block, lane = core.block() // n, core.thread() & 31
+        share, g, t = core.block() - block * n, lane >> 2, lane & 3
+        row0 = (block * warps + (core.thread() >> 5)) * 16 + g
+        row1 = row0 + 8
+        (i0, h0), (i1, h1) = place_of(node, min(row0, n_rows - 1)), place_of(node, min(row1, n_rows - 1))
+        m0, slope0 = mask_of(node, min(row0, n_rows - 1))
+        m1, slope1 = mask_of(node, min(row1, n_rows - 1))
+        qs, p = core.local.array(n_q, "int32"), core.local.array(n_p, "int32")
+        s, o = core.local.array(n_s, "float32"), core.local.array(n_o, "float32")
+        load_q(qs, views.row_addr(q, i0, h0, core.block_z()), 0)
+        load_q(qs, views.row_addr(q, i1, h1, core.block_z()), 1)
+        for i in range(n_o):
+            o[i] = ZERO
+        top0, top1, total0, total1 = LOWEST, LOWEST, ZERO, ZERO
+        n_tiles, base, stage = (n_kv + KEYS - 1) // KEYS, shared(), 0
+        first, end = n_tiles * share // n * KEYS, n_tiles * (share + 1) // n * KEYS
+        fill(node, base, first)
+        while first < end:
+            await_copies()
+            core.sync()
+            if first + KEYS < end:
+                fill(node, base + (1 - stage) * stage_nbytes, first + KEYS)
+            seen = LOWEST
+            for j in range(KEYS // 8):
+                key, x = first + 8 * j + 2 * t, 4 * j
+                s[x], s[x + 1] = hidden(node, m0, key, slope0), hidden(node, m0, key + 1, slope0)
+                s[x + 2], s[x + 3] = hidden(node, m1, key, slope1), hidden(node, m1, key + 1, slope1)
+                seen = max(seen, max(max(s[x], s[x + 1]), max(s[x + 2], s[x + 3])))
+            if core.ballot(seen > LOWEST) != 0:
+                sk = base + stage * stage_nbytes
+                scores(s, qs, node, sk + g * k_stride + 16 * t)
+                high0, high1 = top0, top1
+                for j in range(KEYS // 8):
+                    x = 4 * j
+                    high0, high1 = max(high0, max(s[x], s[x + 1])), max(high1, max(s[x + 2], s[x + 3]))
+                high0, high1 = over_quad_max(high0), over_quad_max(high1)
+                # if all keys so far are hidden, 0
+                base0, base1 = high0 if high0 > LOWEST else ZERO, high1 if high1 > LOWEST else ZERO
+                shrink0, shrink1 = core.exp(top0 - base0), core.exp(top1 - base1)
+                top0, top1, total0, total1 = high0, high1, total0 * shrink0, total1 * shrink1
+                for j in range(KEYS // 8):
+                    x = 4 * j
+                    e0, e1 = core.exp(s[x] - base0), core.exp(s[x + 1] - base0)
+                    e2, e3 = core.exp(s[x + 2] - base1), core.exp(s[x + 3] - base1)
+                    total0, total1 = total0 + (e0 + e1), total1 + (e2 + e3)
+                    p[2 * j], p[2 * j + 1] = core.pack_f16(e0, e1), core.pack_f16(e2, e3)
+                for i in range(n_o // 4):
+                    x = 4 * i
+                    o[x], o[x + 1], o[x + 2], o[x + 3] = (o[x] * shrink0, o[x + 1] * shrink0, o[x + 2] * shrink1,
+                                                          o[x + 3] * shrink1)
+                add_values(o, p, sk + v_at + (lane & 15) * v_stride + 16 * (lane >> 4))
+            stage, first = 1 - stage, first + KEYS
+        if n > 1:
+            total0, total1 = over_quad_sum(total0), over_quad_sum(total1)
+        else:
+            total0, total1 = factor(node, h0, top0, total0), factor(node, h1, top1, total1)
+        if row0 < n_rows:
+            put(node, row0, 0, o, top0, total0, n, share)
+        if row1 < n_rows:
+            put(node, row1, 2, o, top1, total1, n, share)
+    return kernel
+
+
+# ---------------------------------------------------------------- launches
+def _serves(t):
+    q, k, v = t.src[:3]
+    d, dv = q.ne[0], v.ne[0]
+    if q.type not in FLOATS or not dense(t, q, k, v) or t.op_params[3] == PREC_F32 or min(q.ne) == 0 or k.ne[1] == 0:
+        return False
+    if max(d, dv) > MAX_HEAD or d % 32 or dv % 16 or k.ne[2] != v.ne[2] or max(k.ne[2], q.ne[3]) > 65535:
+        return False
+    return all(x.type is F16 and by_16_bytes(x) or x.type in BLOCKS and BLOCKS[x.type].pair is not None for x in (k, v))
+
+
+def launch(t):
+    """The Launches of an attention, or None."""
+    if not _serves(t):
+        return None
+    q, k, v, mask, sinks = t.src
+    n_rows = q.ne[1] * (q.ne[2] // k.ne[2])
+    warps = min(MAX_WARPS, 1 if n_rows <= 16 else 2 if n_rows <= 32 else 4)
+    blocks = _blocks_of_rows(n_rows, warps)
+    n = _shares(k.ne[1], warps * blocks * k.ne[2] * q.ne[3])
+    types, options = (q.type, k.type, v.type), (mask is not None, sinks is not None)
+    name = (f"flash_attn_piped_{'_'.join(x.name for x in types)}_{q.ne[0]}_{v.ne[0]}_{warps}{'_mask' * options[0]}"
+            f"{'_sinks' * options[1]}")
+    part = Launch(name, lambda: _make(types, q.ne[0], v.ne[0], warps, *options), (blocks * n, k.ne[2], q.ne[3]),
+                  32 * warps, 4 * q.ne[1] * q.ne[2] * q.ne[3] * n * (v.ne[0] + 2) if n > 1 else 0, max_nmse=MAX_NMSE)
+    if n == 1:
+        return part
+    return part, Launch(f"flash_attn_piped_merge_{warps}{'_sinks' * options[1]}",
+                        lambda: make_merge(options[1], _make_shares_of(warps)), (q.ne[1], q.ne[2], q.ne[3]), 128)
