@@ -18,8 +18,9 @@ from ggjit.alloc.offsets.sections import Instance
 # a section is crowded from this share of the goal on; the next share is tried where a search fails
 SHARES = (0.75, 0.8, 0.85, 0.9, 0.95)
 MANY = 512                      # problems with fewer buffers are not searched by stretches
-MOST = 1000                     # buffers of a stretch that is searched as one
-NODES = 4                       # nodes of a search, per buffer
+MOST, NODES = 1000, 4           # buffers of a stretch that is searched as one; nodes of its searches, per buffer
+# the same of one that no share is left to divide; it is at most 1/PART of all buffers
+MOST_AT_LAST, NODES_AT_LAST, PART = 4096, 2, 8
 
 
 def stretches(inst, least):
@@ -41,11 +42,11 @@ def _part(inst, ids):
 
 def _solve(inst, cap, max_nodes, stop):
     """(offsets within cap or None, search nodes) of one stretch."""
-    found, nodes = CanonicalSearch(inst, stop), 0
+    found, nodes, per_buffer = CanonicalSearch(inst, stop), 0, NODES if inst.n <= MOST else NODES_AT_LAST
     for name, rule in RULES.items() if found.possible else ():
         if nodes >= max_nodes:
             break
-        out = found.solve(cap, greedy.rank(inst, name), min(NODES * inst.n, max_nodes - nodes), rule, stop)
+        out = found.solve(cap, greedy.rank(inst, name), min(per_buffer * inst.n, max_nodes - nodes), rule, stop)
         nodes += out.nodes
         if out.status == FOUND:
             return out.offsets, nodes
@@ -57,17 +58,18 @@ def crowded_first(inst, cap, limit, stop=greedy.NEVER, max_nodes=1 << 60):
 
     stop: a word, set when time is up; max_nodes: nodes after which no stretch is searched."""
     off, placed, nodes = np.zeros(inst.n, np.int64), np.zeros(inst.n, bool), 0
+    most_at_last = max(MOST, min(inst.n // PART, MOST_AT_LAST))
     todo = [(np.arange(inst.n), 0)] if inst.n >= MANY else []
     while todo and stop[0] == 0:
         ids, k = todo.pop()
         for part in stretches(_part(inst, ids), SHARES[k] * cap):
-            part, found = ids[part], None
-            if len(part) <= MOST and nodes < max_nodes:
+            part, found, last = ids[part], None, k + 1 == len(SHARES)
+            if len(part) <= (most_at_last if last else MOST) and nodes < max_nodes:
                 found, n = _solve(_part(inst, part), cap, max_nodes - nodes, stop)
                 nodes += n
             if found is not None:
                 off[part], placed[part] = found, True
-            elif k + 1 < len(SHARES):
+            elif not last:
                 todo.append((part, k + 1))
     if not placed.any() or stop[0] != 0:
         return limit, None, nodes

@@ -11,7 +11,8 @@ from ggjit.ops.native.records import JitRecord
 
 BIG = np.int64(1) << np.int64(62)
 NEVER = np.zeros(1, np.int64)   # the stop word of searches without a clock
-DENSE = 3000                    # up to this many buffers a scan of all placed ones beats collecting neighbours
+# a scan of all placed buffers beats collecting neighbours up to DENSE buffers, or where 1/LIVE of them live at once
+DENSE, LIVE = 3000, 16
 
 
 FIT = JitRecord(
@@ -25,7 +26,9 @@ fit_at = FIT.at
 
 @native("i64(i64)")
 def first_fit_dense(address):
-    """Place in order, none before; returns the peak.  Placed buffers are kept by address."""
+    """Place in order; returns the peak.  Placed buffers are kept by address.
+
+    The first n_placed of the order keep their offsets."""
     r = fit_at(address)
     n, limit, stop, q, a, b, z, o = r.n, r.limit, r.stop, r.order, r.lower, r.upper, r.size, r.offset
     p_lo, p_hi, p_off, p_end = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64),
@@ -33,8 +36,8 @@ def first_fit_dense(address):
     peak = np.int64(0)
     for m in range(n):
         i = q[m]
-        lo, hi, need, cur = a[i], b[i], z[i], np.int64(0)
-        for k in range(m):
+        lo, hi, need, cur = a[i], b[i], z[i], o[i] if m < r.n_placed else np.int64(0)
+        for k in range(m if m >= r.n_placed else 0):
             if p_lo[k] < hi and lo < p_hi[k]:
                 if p_off[k] - cur >= need:
                     break
@@ -446,9 +449,14 @@ def _fit(inst, order, off, limit, stop, n_placed=0):
                   n_placed=n_placed, coarse=(inst.lower_bound // STEPS).bit_length(), limit=int(limit), stop=stop)
 
 
+def _first_fit(inst, order, off, limit, stop, n_placed=0):
+    dense = inst.n <= DENSE or LIVE * int((inst.shi - inst.slo).sum()) > inst.n * inst.ns
+    return (first_fit_dense if dense else first_fit_sparse)(_fit(inst, order, off, limit, stop, n_placed))
+
+
 def first_fit(inst, order, off, limit=BIG, stop=NEVER):
     """Peak of first fit in `order`, offsets into off; `limit` when it gets there, or when the word `stop` is set."""
-    return (first_fit_dense if inst.n <= DENSE else first_fit_sparse)(_fit(inst, order, off, limit, stop))
+    return _first_fit(inst, order, off, limit, stop)
 
 
 def first_fit_around(inst, placed, order, off, limit=BIG, stop=NEVER):
@@ -456,7 +464,7 @@ def first_fit_around(inst, placed, order, off, limit=BIG, stop=NEVER):
     rest = np.ones(inst.n, bool)
     rest[placed] = False
     order = np.concatenate([placed, order[rest[order]]])
-    return first_fit_sparse(_fit(inst, order, off, limit, stop, len(placed)))
+    return _first_fit(inst, order, off, limit, stop, len(placed))
 
 
 def canonical(inst, order, off, limit=BIG, stop=NEVER):

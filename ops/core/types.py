@@ -30,6 +30,12 @@ class Type:
     def __repr__(self):
         return self.name.upper() if not self.name.endswith("_K") else self.name[:-1].upper() + "K"
 
+    def __eq__(self, other):
+        """Equal to itself and, as a NumPy dtype, to its name: gg.F32 == "F32"."""
+        return named(other) is self if isinstance(other, str) else self is other
+
+    __hash__ = object.__hash__
+
     def __index__(self):
         return self.id
 

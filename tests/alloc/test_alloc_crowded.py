@@ -85,3 +85,15 @@ def test_first_fit_keeps_what_is_placed(rng):
     off[placed] = 3 * inst.lower_bound
     peak = greedy.first_fit_around(inst, placed, order, off)
     assert off[placed] == 3 * inst.lower_bound and peak == check_layout(lo, hi, size, off)
+
+
+def test_first_fit_around_others_by_a_scan_is_that_by_neighbours(rng):
+    inst = Instance(*instances.uniform_lifetimes(600, seed=int(rng.integers(1 << 30)), longest=80))
+    off, order = np.zeros(inst.n, np.int64), greedy.order(inst, "area")
+    greedy.canonical(inst, greedy.rank(inst, "TAW"), off)
+    n_placed = int(rng.integers(0, 300))
+    by_scan, by_neighbours = off.copy(), off.copy()
+    peaks = [place(greedy._fit(inst, order, o, greedy.BIG, greedy.NEVER, n_placed)) for place, o in
+             ((greedy.first_fit_dense, by_scan), (greedy.first_fit_sparse, by_neighbours))]
+    assert peaks[0] == peaks[1] and (by_scan == by_neighbours).all()
+    assert (by_scan[order[:n_placed]] == off[order[:n_placed]]).all()

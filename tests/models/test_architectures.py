@@ -146,6 +146,8 @@ def test_hidden_states_give_the_logits(tmp_path):
 def test_unknown_architectures_are_told_the_known_ones(tmp_path):
     with pytest.raises(gg.ModelError, match="'gpt5' is not supported; supported: bert, .*llama.*deepseek2"):
         load_model(tiny_model.write(tmp_path / "m.gguf", arch="gpt5"))
+    with pytest.raises(gg.ModelError, match="'qwen4exp' is not supported: llama.cpp's graph .* is no reference"):
+        load_model(tiny_model.write(tmp_path / "m.gguf", arch="qwen4exp"))
     assert len(ARCHITECTURES) >= 30 and set(FAMILIES | DRAFTERS) | {"whisper", "moonshine"} == set(ARCHITECTURES)
 
 

@@ -146,3 +146,8 @@ def test_the_check_mode_is_strict():
     r = subprocess.run([sys.executable, "-c", code], env={**os.environ, "GGJIT_DEBUG": "check"}, capture_output=True,
                        text=True, timeout=300)
     assert "value [0, 0] is nan" in r.stdout, r.stderr
+
+
+def test_a_type_equals_its_name():
+    assert gg.F32 == "F32" == gg.F32 and gg.Q4_K == "q4_k" and gg.F32 != "F16" and gg.F32 != "no type" and gg.F32 != 0
+    assert "F32" in [gg.Q8_0, gg.F32] and {gg.F32: 1}[gg.F32] == 1

@@ -8,25 +8,13 @@ import types
 import numpy as np
 import pytest
 from helpers import vision_files
-from helpers.served import CHATML, TOOL, alone, ask, events, loaded, serving
+from helpers.served import CHATML, TOOL, alone, ask, events, serving
 
 from ggjit.models import load_gguf, load_model, save_gguf
 from ggjit.models.networks.load import EMBEDDED
 from ggjit.ops.core.errors import ParamError
 from ggjit.tools.serve import forms
 from ggjit.tools.serve.answers import ChatForm
-
-
-@pytest.fixture(scope="module")
-def m():
-    with loaded() as m:
-        yield m
-
-
-@pytest.fixture
-def client(m):
-    with serving(m, **CHATML) as (client, _):
-        yield client
 
 
 def test_pictures_come_as_data_and_paths_stay_on_the_server(shared, tmp_path):

@@ -3,7 +3,7 @@ import concurrent.futures
 import json
 
 import pytest
-from helpers.served import CHATML, TOOL, alone, ask, events, loaded, serving, slowed
+from helpers.served import CHATML, TOOL, alone, ask, events, serving, slowed
 
 from ggjit.models import load_model, smollm2_path
 from ggjit.tools.serve.app import Limits
@@ -59,12 +59,6 @@ def test_the_openai_package_is_a_client():
 # ---------------------------------------------------------------- responses
 MESSAGE = {"role": "user", "content": "What is gravity?"}
 FLAT = {"type": "function", "strict": True, **TOOL["function"]}
-
-
-@pytest.fixture(scope="module")
-def m():
-    with loaded() as m:
-        yield m
 
 
 @pytest.fixture

@@ -9,25 +9,12 @@ import time
 
 import pytest
 from helpers import tiny_model
-from helpers.served import CHATML, TOOL, alone, ask, httpx, loaded, serving, slowed, until
+from helpers.served import TOOL, alone, ask, httpx, serving, slowed, until
 
 from ggjit.ops.core.errors import MissingExtra, OutOfMemory
 from ggjit.tools.command.main import main
 from ggjit.tools.serve.app import Limits, ModelServer
 from ggjit.tools.serve.service import plan_cells
-
-
-@pytest.fixture(scope="module")
-def m():
-    with loaded() as m:
-        yield m
-
-
-@pytest.fixture
-def client(m):
-    with serving(m, **CHATML) as (client, _):
-        yield client
-
 
 # ---------------------------------------------------------------- bad input
 BAD = {

@@ -4,10 +4,12 @@ Only the module of the command asked for is imported; `ggjit --help` needs none 
 """
 import argparse
 import importlib
+import re
 import textwrap
 
 from ggjit import __version__
 from ggjit.core.arguments import nearest
+from ggjit.ops.core.printable import printable
 
 # {command: its line of help}, in the order of `ggjit --help`; the module is the file of that name in `commands`
 COMMANDS = {
@@ -39,6 +41,7 @@ COMMANDS = {
     "worker": "lend this machine to others: gg.cluster.connect there makes it a device",
     "completion": "print the script that completes commands and options in a shell",
 }
+_NEGATIVE = re.compile(r"-\.?\d")
 TRY_FIRST = (("ggjit demo", "real sentences: neighbours, speed, memory"),
              ('ggjit embed "a cat" "a dog"', "two vectors of 384 numbers"),
              ("ggjit peak llama-7b --n-ctx 4096", "what a model would take, without having it"))
@@ -60,6 +63,10 @@ class WholeNames(argparse.ArgumentParser):
 
     def __init__(self, **kw):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **kw)
+
+    def error(self, message):
+        """One line, and status 2: the usage of a command with many options would hide it."""
+        self.exit(2, f"{self.prog}: {printable(message)}; `{self.prog} --help` explains\n")
 
     def _get_option_tuples(self, option_string):
         # allow_abbrev is about long options alone; of short ones argparse keeps also those that only begin like it
@@ -114,9 +121,27 @@ class Arguments:
         name = next((a for a in argv if not a.startswith("-")), None)
         if name in COMMANDS:
             self.command(name)
+            argv = self._values_kept(name, argv)
         elif name == argv[0]:
             self.parser.error(f"no COMMAND {name!r}{nearest(name, COMMANDS)}; there are {', '.join(COMMANDS)}")
         args, rest = self.parser.parse_known_args(argv)
         if rest:
-            self._commands[args.command].error(f"unknown: {' '.join(rest)}; `ggjit {args.command} --help` has examples")
+            self._commands[args.command].error(self._unknown(args.command, rest))
         return self._modules[args.command].run, args
+
+    def _values_kept(self, name, argv):
+        """argv with "--memory", "-3G" as "--memory=-3G", which argparse takes for an option of its own: what begins
+        with a minus and a digit is the value of the option before it."""
+        options, out = self._commands[name]._option_string_actions, []
+        for text in argv:
+            before = options.get(out[-1]) if out else None
+            if before is not None and before.nargs is None and text not in options and _NEGATIVE.match(text):
+                out[-1] += "=" + text
+            else:
+                out.append(text)
+        return out
+
+    def _unknown(self, name, rest):
+        text = next((a for a in rest if a.startswith("-")), rest[0])
+        hint = nearest(text.partition("=")[0], self._commands[name]._option_string_actions)
+        return f"unknown: {' '.join(rest)}{hint}"

@@ -5,4 +5,6 @@
     answers.py      answers, whole or in pieces, as OpenAI's JSON
     responses.py    the same for /v1/responses
     app.py          routes, streams, errors as status and remedy, keys, limits
+    page.py         the page at /, from page.html
+    warming.py      what is computed before the first request
 """

@@ -8,6 +8,7 @@ the server stops.  A client that goes away has its sequences cancelled.
 import asyncio
 import contextlib
 import hmac
+import re
 import time
 
 from ggjit import __version__
@@ -31,14 +32,16 @@ from ggjit.ops.core.errors import (
 from ggjit.ops.core.json_text import parse_json
 from ggjit.tools.serve import forms
 from ggjit.tools.serve.answers import ChatForm, FilledForm, TextForm, as_json
+from ggjit.tools.serve.page import page
 from ggjit.tools.serve.responses import ResponseForm, chat_body
 
-PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}         # without a key, as in llama.cpp
+PUBLIC = {"/", "/health", "/v1/health", "/models", "/v1/models"}    # without a key, as in llama.cpp
 STATUS = ((QueueFull, 429, "rate_limit_error"), (NotSupported, 501, "not_supported_error"),
           (MissingExtra, 501, "not_supported_error"), (OutOfMemory, 503, "unavailable_error"),
           (Cancelled, 503, "unavailable_error"), (ModelError, 501, "not_supported_error"),
           *((kind, 400, "invalid_request_error") for kind in (BadFile, ParamError, TypeMismatch, ShapeError,
                                                                            IndexRangeError)))
+LOCAL = r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?"         # origins of pages of this machine
 MAX_TEXTS = 2048                # of one embeddings or rerank request
 
 
@@ -61,10 +64,16 @@ def error_body(error):
 
 
 class Limits:
-    """body_nbytes of a request; seconds that one may take, None: any; key: that requests must show, None: none."""
+    """body_nbytes of a request; seconds that one may take, None: any; key: that requests must show, None: none;
+    origins: of pages whose scripts may ask: "*": any; "localhost": of this machine; else a list with commas between."""
 
-    def __init__(self, body_nbytes=8 << 20, seconds=None, key=None):
-        self.body_nbytes, self.seconds, self.key = body_nbytes, seconds, key
+    def __init__(self, body_nbytes=8 << 20, seconds=None, key=None, origins="*"):
+        self.body_nbytes, self.seconds, self.key, self.origins = body_nbytes, seconds, key, origins
+
+    @property
+    def origin_pattern(self):
+        listed = "|".join(re.escape(o.strip().rstrip("/")) for o in self.origins.split(","))
+        return {"*": ".*", "localhost": LOCAL}.get(self.origins, listed)
 
 
 class ModelServer:
@@ -79,8 +88,10 @@ class ModelServer:
         """The ASGI application.  Errors: MissingExtra without starlette."""
         extra("starlette", "serve")
         from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.middleware.cors import CORSMiddleware
         from starlette.routing import Route
-        gets = {self.health: ("/health", "/v1/health"), self.models: ("/models", "/v1/models"),
+        gets = {self.page: ("/",), self.health: ("/health", "/v1/health"), self.models: ("/models", "/v1/models"),
                 self.model: ("/v1/models/{name:path}",),
                 self.metrics: ("/metrics",), self.slots: ("/slots",), self.props: ("/props",)}
         posts = {self.chat: ("/v1/chat/completions", "/chat/completions"),
@@ -94,7 +105,10 @@ class ModelServer:
                  self.apply_template: ("/apply-template",), self.slot_action: ("/slots/{id}",)}
         routes = [Route(path, self._handler(f), methods=[method]) for method, table in (("GET", gets), ("POST", posts))
                   for f, paths in table.items() for path in paths]
-        return Starlette(routes=routes, exception_handlers={404: self._unknown, 405: self._unknown})
+        cors = Middleware(CORSMiddleware, allow_origin_regex=self.limits.origin_pattern, allow_methods=["*"],
+                          allow_headers=["*"], expose_headers=["Retry-After"])
+        return Starlette(routes=routes, middleware=[cors],
+                         exception_handlers={404: self._unknown, 405: self._unknown})
 
     def _handler(self, answer):
         """The route's function: key, limits, errors."""
@@ -153,6 +167,16 @@ class ModelServer:
         return [part for sense, part in names.items() if getattr(model, sense, None) is not None]
 
     # ------------------------------------------------------------ about the server
+    async def page(self, request, body):
+        """For people (page.py)."""
+        from starlette.responses import HTMLResponse
+        m, about = self.service.model, self._about()
+        context = f", {about['meta']['n_ctx']:,} tokens of context" if about["meta"]["n_ctx"] else ""
+        words = f"{m.file.arch}{context}, {m.weights.nbytes / 1e6:,.0f} MB of weights, served by ggjit {__version__}"
+        asks = "" if not self.service.generates else "chat" if self._template else "text"
+        text, headers = page(self.name, words, str(request.base_url).rstrip("/"), asks, self.limits.key is not None)
+        return HTMLResponse(text, headers=headers)
+
     async def health(self, request, body):
         if self.service.is_stopping:
             raise BadRequest(503, "the server is stopping", "unavailable_error")
@@ -213,9 +237,14 @@ class ModelServer:
     async def apply_template(self, request, body):
         return _json({"prompt": (await self._chat_prompt(body, forms.Tools(body))).text})
 
+    @property
+    def _template(self):
+        """The text or name of the template of chats; "": there is none."""
+        return str(self.template or self.service.model.file.metadata.get("tokenizer.chat_template", ""))
+
     async def _chat_prompt(self, body, tools):
         m = self.service.model
-        template = str(self.template or m.file.metadata.get("tokenizer.chat_template", ""))
+        template = self._template
         messages, knows = forms.messages_of(body, self._senses), "tools" in template
         if "developer" not in template:             # OpenAI's newer name of the system's role
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]

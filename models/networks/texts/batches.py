@@ -147,9 +147,13 @@ def batches(self, ids, n):
     return np.split(ids, ends) if len(ids) else []
 
 
-def padded(self, runs, state_rows):
-    """Runs of one token, and their state_rows, up to a power of two, beyond eight to a quarter of one."""
-    n = len(runs)
+def padded_count(n):
+    """How many runs of one token n of them are computed as: a power of two, beyond eight a quarter of one more."""
     step = max(1 << (n - 1).bit_length() >> 2, 1) if n > 8 else 1 << (n - 1).bit_length()
-    more = -n % step if all(len(ids) == 1 for _, ids in runs) else 0
+    return n + -n % step
+
+
+def padded(self, runs, state_rows):
+    """Runs of one token, and their state_rows, up to padded_count."""
+    more = padded_count(len(runs)) - len(runs) if all(len(ids) == 1 for _, ids in runs) else 0
     return runs + runs[-1:] * more, state_rows + state_rows[-1:] * more

@@ -2,6 +2,7 @@
 import contextlib
 import os
 import signal
+import socket
 import sys
 
 from ggjit.display.progress import compiling
@@ -24,11 +25,13 @@ from ggjit.tools.command.common import (
 from ggjit.tools.command.helpers import add_control, add_lora, load
 from ggjit.tools.serve import service as serving
 from ggjit.tools.serve.app import Limits, ModelServer
+from ggjit.tools.serve.warming import warm_up
 
 EXAMPLES = (("ggjit serve model.gguf", "at http://127.0.0.1:8080/v1 for this machine alone"),
             ("ggjit serve m.gguf --parallel 64 --n-ctx 2048", "64 texts at once, each of up to 2,048 tokens"),
             ("ggjit serve m.gguf --host 0.0.0.0 --api-key-file key", "for others, who know the key"))
 SHARE = 2                       # of the free memory, weights, cache and compute memory take one over this at most
+BACKLOG = 1024                  # connections that wait to be taken
 LOOPBACK = ("127.", "localhost", "::1")
 
 
@@ -51,6 +54,10 @@ def add_arguments(c):
                    help="weights, cache and compute memory together: 500M, 4GiB (half of the free memory)")
     c.add_argument("--timeout", type=positive, default=600, metavar="SECONDS",
                    help="a request takes at most so long (600)")
+    c.add_argument("--no-warmup", dest="warm", action="store_false",
+                   help="listen at once: the first requests wait until kernels are compiled")
+    c.add_argument("--cors-origins", default="*", metavar="ORIGINS",
+                   help="pages in a browser that may ask: * for all, localhost, or origins with commas between (*)")
     c.add_argument("--max-request", type=nbytes, default=8 << 20, metavar="SIZE", help="bytes of a request (8MiB)")
     c.add_argument("--grace", type=count, default=10, metavar="SECONDS",
                    help="after SIGTERM or Ctrl-C, requests in work may end within so long (10)")
@@ -77,20 +84,37 @@ def run(args):
     with compiling():
         m = _loaded(args.model or smollm2_path(), args)
     serving.require_decoder(m)
+    listening = _bound(args)
+    template = read_text(args.chat_template_file) if args.chat_template_file else args.chat_template
+    if args.warm:
+        with compiling():
+            warm_up(m, template)
     with serving.Service(m, args.queue, args.n_predict) as service:
-        template = read_text(args.chat_template_file) if args.chat_template_file else args.chat_template
-        server = ModelServer(service, Limits(args.max_request, args.timeout, key), args.alias, template)
-        config = uvicorn.Config(server.app(), host=args.host, port=args.port, log_level="warning", lifespan="off",
-                                timeout_graceful_shutdown=args.grace, backlog=1024)
-        listening = config.bind_socket()
+        limits = Limits(args.max_request, args.timeout, key, args.cors_origins)
+        config = uvicorn.Config(ModelServer(service, limits, args.alias, template).app(), log_level="warning",
+                                lifespan="off", timeout_graceful_shutdown=args.grace, backlog=BACKLOG)
+        listening.listen(BACKLOG)                   # who asks from here on waits for the answer
         host, port = listening.getsockname()[:2]
-        _say(args, f"{m.file.path} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+        _say(args, f"ready: {m.file.path} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
         if key is None and not args.host.startswith(LOOPBACK):
             _say(args, f"warning: anyone who reaches {args.host} may use it; --api-key KEY keeps others out")
         with _signals_kept():
             uvicorn.Server(config).run([listening])
         _say(args, "stopped")
         return {"host": host, "port": port, "requests": dict(service.n_requests)}
+
+
+def _bound(args):
+    """The socket that requests will come to; it does not listen yet.  Errors: ParamError."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(args.host, args.port, type=socket.SOCK_STREAM)[0]
+        s = socket.socket(family, kind, proto)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(address)
+    except (OSError, UnicodeError, OverflowError) as e:
+        raise ParamError(f"cannot listen at {args.host}, port {args.port}: {e}; give another --host or --port (0: any "
+                         f"that is free)") from None
+    return s
 
 
 @contextlib.contextmanager
