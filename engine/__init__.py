@@ -40,7 +40,7 @@ __version__ = "0.2.0"
 _requirements.check()
 _settings.asked_isa(), _settings.asked_tuning()     # a wrong value is an error here, not in the middle of a program
 _LATER = "train", "cluster"     # most programs do not train, on one machine
-_OF_MODELS = "fit", "diff"       # functions that take files; the layer above has them
+_OF_MODELS = "fit", "diff", "pareto"    # functions that take files; the layer above has them
 _MODULES = {"ops", "alloc", "errors", "models", *_LATER}        # that belong to the API
 
 

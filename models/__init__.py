@@ -27,6 +27,7 @@ from ggjit.models.networks.evaluate import measure_imatrix, perplexity
 from ggjit.models.networks.finetune import finetune
 from ggjit.models.networks.fit import fit
 from ggjit.models.networks.load import load_model
+from ggjit.models.networks.pareto import pareto
 from ggjit.models.networks.parts.steering import make_control_vector
 from ggjit.models.networks.placement.device_map import token_seconds
 from ggjit.models.networks.placement.tensor_split import tensor_split

@@ -13,6 +13,7 @@ from ggjit.alloc.validate import validate_plan
 from ggjit.core.buffer import BufferType
 from ggjit.core.config import debug
 from ggjit.core.slots import checked_int
+from ggjit.core.table import TABLE
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.graphs.requests import options_for, work_nbytes, work_room
 from ggjit.ops.core.record import (
@@ -60,7 +61,9 @@ class GraphLayout:
             order = add_work(table, order, work, first_work)
             sizes = np.append(sizes, np.repeat(list(room.values()), 2))
         bufts = s.own_bufts
-        outputs = np.flatnonzero(np.isin(assigned.ids, assigned.output_ids))
+        is_output = np.zeros(TABLE.n_rows, bool)
+        is_output[assigned.output_ids] = True
+        outputs = np.flatnonzero(is_output[assigned.ids])
         request = PlanRequest(table, order, leafs, (sizes[order], sizes[leafs]), outputs,
                               [checked_int(b, "alignment") for b in bufts], [checked_int(b, "max_size") for b in bufts],
                               buft_ids[order], buft_ids[leafs], len(bufts))

@@ -16,4 +16,5 @@
     finetune            LoRA adapters trained
     peak                the peak memory of a model, measured without loading it
     fit                 the best setting within so much memory
+    pareto              one text within arenas of several sizes: bytes against time
 """

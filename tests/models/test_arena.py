@@ -1,4 +1,6 @@
 """load_model(..., arena=): whatever is read takes no more, with the same bits; too little says how much is enough."""
+import importlib.util
+
 import numpy as np
 import pytest
 from helpers import small_bert, tiny_model
@@ -66,3 +68,17 @@ def test_an_encoder_computes_rows_of_all_layers_at_a_time(tmp_path):
         assert small.n_chunks > 1 and small.same_bits
         assert (m.embed_ids(ids) == want).all() and m.compute_nbytes <= 0.6 * peak
         assert (m.embed_ids(ids[:3]) == m.embed_ids(ids[:3])).all()
+
+
+def test_bytes_against_time_in_one_call(path, whole):
+    found = gg.pareto(path, IDS, shares=(0.6, 0.001), repeats=1, n_threads=1)
+    free, small, least = found
+    assert free.nbytes > whole[0] and free.share is None and "ggml's plan" in free.how
+    assert small.nbytes <= 0.6 * free.nbytes and small.same_bits and small.seconds > 0
+    assert least.seconds is None and load_model(path, n_ctx=N_CTX, n_batch=len(IDS), arena=least.nbytes).free() is None
+    assert f"{len(IDS)} tokens" in str(found) and "too small" in str(found)
+    if importlib.util.find_spec("matplotlib"):
+        assert len(found.plot().lines[0].get_xdata()) == 2
+    for bad in ({"text": []}, {"shares": (0,)}, {"repeats": 0}):
+        with pytest.raises(gg.ParamError):
+            gg.pareto(path, **{"text": 8, **bad})
