@@ -57,12 +57,12 @@ def with_patterns(m, step, chosen):
     for f in chosen:
         table.setdefault(f.ops[0], []).append(f)
     with mock.patch.object(fusion, "all_fusions", lambda: table):
-        return _plan(m, step)
+        return _plan(m, step, fuse=bool(table))
 
 
-def _plan(m, step):
+def _plan(m, step, fuse=True):
     """Another plan of the step's graph; all threads run it, whatever they cost."""
-    plan = cpu_plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement)
+    plan = cpu_plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement, fuse)
     plan.thread_choice = None
     return plan
 
