@@ -222,7 +222,7 @@ def test_stubs_that_differ_are_found(tmp_path):
 def test_the_package_says_that_it_is_typed():
     assert (ROOT / "engine" / "py.typed").exists() and (ROOT / "models" / "py.typed").exists()
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert '"*" = ["py.typed", "*.pyi", "*.js"]' in text
+    assert '"*" = ["py.typed", "*.pyi", "*.js", "*.html"]' in text
 
 
 def test_mypy_finds_the_stubs_clean(mypy):

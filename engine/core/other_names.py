@@ -37,8 +37,7 @@ OF_MODULE = {
     **dict.fromkeys(("load_model", "load", "Model", "Llama", "from_pretrained"),
                     "from ggjit.models import load_model"),
     "generate": "from ggjit.models import load_model; load_model(path).generate(prompt)",
-    **dict.fromkeys(("plan", "graph_plan", "graph_plan_create"), PLAN),
-    "pareto": "gg.measure(graph).pareto()"}
+    **dict.fromkeys(("plan", "graph_plan", "graph_plan_create"), PLAN)}
 OF_GRAPHS = {
     **dict.fromkeys(("compute", "run", "eval", "execute", "forward"), "gg.compute(graph)"),
     **dict.fromkeys(("plot", "show"), "graph.draw()"), "peak": "gg.measure(graph).peak",

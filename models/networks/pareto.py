@@ -13,14 +13,15 @@ import time
 
 import numpy as np
 
-from ggjit.alloc.report import mib
+from ggjit.alloc.report import MeasureReport, mib
 from ggjit.api.rematerialize import BudgetError, Rematerialized
 from ggjit.core.arguments import typed_call
 from ggjit.core.html_repr import PlotRepr
+from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import integer, number
 from ggjit.models.networks.inside import inside
 from ggjit.models.networks.load import load_model
-from ggjit.ops.core.errors import ParamError, extra
+from ggjit.ops.core.errors import ParamError, TypeMismatch, extra
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.whole_numbers import is_whole
 
@@ -86,8 +87,11 @@ def pareto(model=None, text=512, shares=SHARES, repeats=3, clock=None, **options
     model: a GGUF path, None: the model of the package.  text: a text, token ids, or a number of tokens, which are
     drawn.  seconds: the least of `repeats` readings, all arenas by turns; clock: time.process_time counts processor
     time.  options: of load_model.  A decoder reads the text in one batch, where the arena lets it.
-    Errors: ParamError, those of load_model.
+    Errors: ParamError, TypeMismatch, those of load_model.
     """
+    if isinstance(model, Graph | MeasureReport):
+        raise TypeMismatch(f"gg.pareto reads a text with a model, got {type(model).__name__}; "
+                           f"gg.measure(graph).pareto() tries budgets of a graph")
     integer("repeats", repeats, 1, 1 << 20)
     if not all(number("shares", share) > 0 for share in shares):
         raise ParamError(f"shares are parts of the arena without a limit, such as 0.5, got {shares!r}")

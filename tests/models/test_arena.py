@@ -82,3 +82,5 @@ def test_bytes_against_time_in_one_call(path, whole):
     for bad in ({"text": []}, {"shares": (0,)}, {"repeats": 0}):
         with pytest.raises(gg.ParamError):
             gg.pareto(path, **{"text": 8, **bad})
+    with pytest.raises(gg.TypeMismatch, match=r"gg.measure\(graph\).pareto\(\)"):
+        gg.pareto(gg.Graph(gg.sqr(gg.tensor([1.0]))))

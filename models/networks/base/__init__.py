@@ -8,5 +8,6 @@
     memory              the memory of a network, term by term
     strict              files with weights or settings that the network does not use are refused
     model_table         a model at the end of a notebook cell
+    only_some           what only some networks do: in all others a call says so
     other_methods       methods that other libraries' models have, named in AttributeErrors
 """

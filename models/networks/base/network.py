@@ -34,6 +34,7 @@ from ggjit.models.networks.base.memory import (
     unique_memory,
 )
 from ggjit.models.networks.base.model_table import model_html
+from ggjit.models.networks.base.only_some import OnlySome
 from ggjit.models.networks.base.other_methods import no_items, of_a_model
 from ggjit.models.networks.base.strict import refuse_unused
 from ggjit.models.networks.inside import inside
@@ -81,7 +82,7 @@ def _is_kept(y):
 
 
 @typed_methods
-class Network:
+class Network(OnlySome):
     """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`.
 
     backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
@@ -454,12 +455,6 @@ class Network:
         wanted = self._hooks.wanted
         return self.flash and (wanted is None or wanted.flash)
 
-    def encode_image(self, image):
-        raise NotSupported(f"{self.file.arch} models read no pictures; load a decoder with its vision part")
-
-    def encode_audio(self, sound):
-        raise NotSupported(f"{self.file.arch} models hear nothing so; load a decoder with the part of it that hears")
-
     def quantize(self, type, keep=()):
         """The same model with its matrices in another type, in memory: to compare types without writing files.
 
@@ -478,41 +473,3 @@ class Network:
 
     # ------------------------------------------------------------ texts as vectors and scores
     embed, rerank = vectors.embed, vectors.rerank
-
-    # ------------------------------------------------------------ what only some networks do
-    def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
-        raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
-
-    def score(self, texts, logprobs=0):
-        raise NotSupported(f"{self.file.arch} models do not predict the next token; load a llama model")
-
-    def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
-        raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
-
-    def infill(self, before, after, n_predict=64, others=(), suffix_first=False, **options):
-        raise NotSupported(f"{self.file.arch} models do not fill in the middle; load a code model")
-
-    def set_lora(self, lora=()):
-        raise NotSupported(f"the adapters of {self.file.arch} models are given when they are loaded: "
-                           f"load_model(path, lora=[(adapter, scale)])")
-
-    def set_control_vectors(self, vectors=(), first=1, last=None):
-        raise NotSupported(f"{self.file.arch} models take no control vectors; load a llama model")
-
-    def shift_context(self, n_keep, n_discard):
-        raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
-
-    def save_state(self, path=None):
-        raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
-
-    def load_state(self, state):
-        raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
-
-    def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template=None, **variables):
-        raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
-
-    def hidden(self, ids):
-        raise NotSupported(f"{self.file.arch} models have no hidden states here")
-
-    def logits(self, ids):
-        raise NotSupported(f"{self.file.arch} models have no logits; load a llama model")
