@@ -14,29 +14,20 @@ made, on memory of its own.  Where it cannot be measured nothing is kept: with t
 does not serve is our own.  KEY is of the kernels' sources, DEVICE the card's name (ops/native/measured.py).
 """
 import contextvars
-import dataclasses
 import hashlib
 import math
 import os
 import re
-from collections.abc import Callable
 
 import numpy as np
 
 from ggjit.core.host_buffer import HOST
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
-from ggjit.ops.attention.flash_attn import flash_attn_ext, flash_attn_ext_add_sinks
-from ggjit.ops.core.errors import MissingExtra, NotSupported, OutOfMemory, ParamError
-from ggjit.ops.core.record import OP
-from ggjit.ops.cuda import argsort, flash_attn, flash_attn_piped
-from ggjit.ops.cuda.matmul import mul_mat, mul_mat_dense
-from ggjit.ops.cuda.native.launch import Gemm, Sort, launches
-from ggjit.ops.matmul.mul_mat import mul_mat as product
+from ggjit.ops.core.errors import OutOfMemory, ParamError
+from ggjit.ops.cuda.native.launch import Gemm, Sort, launches, node_ways
 from ggjit.ops.native import measured
 from ggjit.ops.native.jit import sources_digest
-from ggjit.ops.reductions.argsort import argsort as sort
-from ggjit.ops.reductions.argsort import top_k
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 
 ROUNDS, FEW_ROWS = 5, 64
@@ -46,31 +37,7 @@ NO, YES, MEASURED = "0", "1", "measured"        # GGJIT_PIPED
 _forced = contextvars.ContextVar("way of a node", default=None)
 
 
-# ---------------------------------------------------------------- classes of shapes, sources like a node's
-def class_of_product(t):
-    a, b = t.src[:2]
-    k, m, n = map(_rounded, (a.ne[0], a.ne[1], b.ne[1]))
-    return f"{a.type.name} {b.type.name} {k}x{m}x{n}"
-
-
-def class_of_sort(t):
-    return f"{t.op.name.lower()} {_rounded(t.src[0].ne[0])}x{_rounded(math.prod(t.ne[1:]))}"
-
-
-def class_of_attention(t):
-    q, k, v, mask, _ = t.src
-    return (f"attention {k.type.name} {v.type.name} {q.ne[0]}-{v.ne[0]} {_rounded(q.ne[1])}x{_rounded(k.ne[1])} "
-            f"{q.ne[2]}x{k.ne[2]}x{_rounded(q.ne[3])}{' mask' * (mask is not None)}")
-
-
-def _attention(t, q, k, v, mask, sinks):
-    return flash_attn_ext_add_sinks(flash_attn_ext(q, k, v, mask, *t.param_floats[:3].tolist()), sinks)
-
-
-def _rounded(n):
-    return 1 << (n - 1).bit_length()
-
-
+# ---------------------------------------------------------------- the choice
 def _random(leaf):
     """A few rows of values from 0 to 1, again and again: quantising takes longer than what is measured."""
     with Context() as ctx:
@@ -80,37 +47,6 @@ def _random(leaf):
         leaf.set_bytes(np.resize(np.frombuffer(few.bytes(), np.uint8), leaf.nbytes))
 
 
-@dataclasses.dataclass(frozen=True)
-class NodeWays:
-    """The ways of an op's nodes.
-
-    own(t), piped(t)        the launches of our own kernels; None: they do not serve the node
-    library                 (name, decided): of the one whose calls `launches` has; decided(): must it be used?
-    class_of(t)             name of the class of shapes
-    again(t, *leaves), fill(leaf)       the node made anew of leaves like its sources, and their values
-    unmeasured              the way where one of `forgiven` kept it from being measured
-    """
-    own: Callable
-    class_of: Callable
-    again: Callable
-    fill: Callable
-    library: tuple = ("", None)
-    piped: Callable | None = None
-    unmeasured: str = "own"
-    forgiven: tuple = (OutOfMemory,)
-
-
-_sorts = NodeWays(argsort.own, class_of_sort, lambda t, a: top_k(a, t.ne[0]) if t.op is OP.TOP_K
-                else sort(a, int(t.op_params[0])), _random, ("cccl", lambda: argsort.decided()),
-                forgiven=(OutOfMemory, MissingExtra, NotSupported))
-CHOICES = {
-    OP.FLASH_ATTN_EXT: NodeWays(flash_attn.own, class_of_attention, _attention, _random, piped=flash_attn_piped.launch),
-    OP.MUL_MAT: NodeWays(mul_mat.own, class_of_product, lambda t, a, b: product(a, b), _random,
-                       ("cublas", lambda: mul_mat_dense.decided()), mul_mat.piped, "cublas"),
-    OP.ARGSORT: _sorts, OP.TOP_K: _sorts}
-
-
-# ---------------------------------------------------------------- the choice
 def _piping():
     """May nodes be piped, or are they wherever they may be?"""
     said = os.environ.get("GGJIT_PIPED", NO)
@@ -121,7 +57,7 @@ def _piping():
 
 def ways(t):
     """{way: launches} of node `t`, of those that may be used; empty where none serves it."""
-    found, choice = launches(t), CHOICES.get(t.op)
+    found, choice = launches(t), node_ways().get(t.op)
     if found is None or choice is None:
         return {} if found is None else {"own": found}
     by_library = any(isinstance(x, Gemm | Sort) for x in found)
@@ -142,7 +78,7 @@ def _way(backend, t, made):
         return next(iter(made))
     if _forced.get() in made:
         return _forced.get()
-    choice = CHOICES[t.op]
+    choice = node_ways()[t.op]
     library, library_decided = choice.library
     if "piped" in made and _piping() == YES:
         return "piped"
@@ -176,12 +112,12 @@ def _measured_way(backend, t, made, choice):
 def measure(device, t):
     """{way: least seconds} of a node with the types and shapes of `t`.  A way of our own kernels whose result is not
     right beside `own` takes for ever.  Errors: the library's, OutOfMemory."""
-    backend, ctx, choice = device.init_backend("graphs=0"), Context(), CHOICES[t.op]
+    backend, ctx, choice = device.init_backend("graphs=0"), Context(), node_ways()[t.op]
     try:
         leaves = [None if s is None else ctx.new_tensor(s.type, s.ne) for s in t.src]
         alloc_ctx_tensors(ctx, backend)
         for leaf in ctx.tensors:
-            choice.fill(leaf)
+            _random(leaf)
         y = choice.again(t, *leaves)
         graph, seconds, results = Graph(y), {}, {}
         GraphAllocator(backend).alloc_graph(graph)
@@ -209,7 +145,8 @@ def forced(way):
 
 # ---------------------------------------------------------------- files
 def _file(device):
-    key = hashlib.sha256(sources_digest((mul_mat.__name__, argsort.__name__)).encode()).hexdigest()[:20]
+    modules = {way.__module__ for ways in node_ways().values() for way in (ways.own, ways.piped) if way is not None}
+    key = hashlib.sha256(sources_digest(tuple(sorted(modules))).encode()).hexdigest()[:20]
     return measured.MeasuredFile("cuda", f"libraries-{re.sub('[^a-zA-Z0-9]+', '-', device.description)}", key, _seconds)
 
 

@@ -9,6 +9,7 @@ IPython asks an exception for `_render_traceback_`; engine/__init__.py gives eve
 
 A KeyboardInterrupt, which is no class of ours, is given the same when it comes out of the library.
 """
+import functools
 import linecache
 import os
 import sys
@@ -18,8 +19,13 @@ import traceback
 from ggjit.ops.core.printable import shown_file
 
 _NOTEBOOK = ("IPython.", "ipykernel.")
-_INSTALLED = tuple({os.path.join(sysconfig.get_path(name), "")
-                    for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+@functools.cache
+def _installed():
+    """Folders of Python's and of packages' modules."""
+    names = "stdlib", "platstdlib", "purelib", "platlib"
+    return tuple({os.path.join(sysconfig.get_path(name), "") for name in names})
 
 
 def _is_ours(frame):
@@ -52,7 +58,7 @@ def short_traceback(error):
     inside = False                      # what the library calls is the user's only where it is not installed: no Numba
     for frame, number in traceback.walk_tb(error.__traceback__):
         file, inside = frame.f_code.co_filename, inside or _is_ours(frame)
-        if not (_is_library(frame) or inside and file.startswith(_INSTALLED)):
+        if not (_is_library(frame) or inside and file.startswith(_installed())):
             code = linecache.getline(file, number).strip()
             where = "" if frame.f_code.co_name.startswith("<") else f", in {frame.f_code.co_name}"
             lines.append(f"{shown_file(file)}, line {number}{where}\n    {code}")

@@ -75,6 +75,11 @@ class Candidate:
     compiling: int = 0
     why: str = ""
 
+    @property
+    def running_nbytes(self):
+        """nbytes without the memory that is taken once, for compiling."""
+        return self.nbytes - int(self.compiling * (1 + SLACK))
+
 
 class Fit:
     """What `fit` found.  `.setting`, `.options` for load_model, `.memory` (a MemoryUse), `.nbytes`, `.limit`, and
@@ -83,6 +88,7 @@ class Fit:
     def __init__(self, chosen, others, limit, title, search):
         self.setting, self.memory, self.nbytes, self.devices = chosen.setting, chosen.memory, chosen.nbytes, \
             chosen.devices
+        self._running_nbytes = chosen.running_nbytes
         self.others, self.limit, self.title, self._search = others, limit, title, search
 
     @property
@@ -94,7 +100,8 @@ class Fit:
                                                                                           not value)}
 
     def frontier(self):
-        """{cache type: [(context, bytes)]} at the chosen batch, up to twice the limit."""
+        """{cache type: [(context, bytes)]} at the chosen batch, up to twice the limit; memory for compiling, which is
+        taken once, is not in it."""
         return self._search.frontier(self.setting)
 
     def plot(self, ax=None):
@@ -107,8 +114,8 @@ class Fit:
         ax.axhline(self.limit / 1e9, color="black", linestyle="--", linewidth=1)
         ax.annotate(f"limit {self.limit / 1e9:.2f} GB", (0.01, self.limit / 1e9), xycoords=("axes fraction", "data"),
                     va="bottom")
-        ax.plot([self.setting.n_ctx], [self.nbytes / 1e9], marker="*", markersize=14, color="black", linestyle="none",
-                label="chosen")
+        ax.plot([self.setting.n_ctx], [self._running_nbytes / 1e9], marker="*", markersize=14, color="black",
+                linestyle="none", label="chosen")
         ax.set(xlabel="context (tokens)", ylabel="memory of the process (GB)", title=os.path.basename(self.title))
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(lambda n, _: f"{n:,.0f}")
@@ -203,8 +210,8 @@ class _Search:
             points = []
             for n in self.contexts[::-1]:
                 c = self(dataclasses.replace(chosen, kv_type=kind, n_ctx=n, n_batch=min(chosen.n_batch, n)))
-                points.append((n, c.nbytes))
-                if c.nbytes > 2 * self.limit:
+                points.append((n, c.running_nbytes))
+                if c.running_nbytes > 2 * self.limit:
                     break
             out[kind] = points
         return out

@@ -13,7 +13,9 @@ The number makes every word different, or stands in its place where a sort by ke
 result is the same, bit by bit.
 """
 import functools
+import math
 
+from ggjit.ops.core.errors import MissingExtra, NotSupported, OutOfMemory
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
 from ggjit.ops.cuda.compiler.choice import library_decided, library_may
@@ -29,8 +31,19 @@ from ggjit.ops.cuda.compiler.core import (
     sync,
     thread,
 )
-from ggjit.ops.cuda.native.launch import MAX_THREADS, SMALL_BLOCKS, Launch, Sort, dense, over_pieces, over_rows
+from ggjit.ops.cuda.native.launch import (
+    MAX_THREADS,
+    SMALL_BLOCKS,
+    Launch,
+    NodeWays,
+    Sort,
+    dense,
+    over_pieces,
+    over_rows,
+    rounded,
+)
 from ggjit.ops.cuda.native.views import DST, SRC0, n_rows, nb, ne, param_i32, piece, row_addr, row_index, work
+from ggjit.ops.reductions.argsort import argsort, top_k
 
 MAX_ROW = 64 if SMALL_BLOCKS else 1024
 SORT_THREADS = MAX_THREADS if SMALL_BLOCKS else 1024
@@ -213,4 +226,15 @@ def own(t):
                   8 * size * blocks)
 
 
+def _class_of(t):
+    return f"{t.op.name.lower()} {rounded(t.src[0].ne[0])}x{rounded(math.prod(t.ne[1:]))}"
+
+
+def _again(t, a):
+    return top_k(a, t.ne[0]) if t.op is OP.TOP_K else argsort(a, int(t.op_params[0]))
+
+
+_ways = NodeWays(own, _class_of, _again, ("cccl", lambda: decided()),
+                 forgiven=(OutOfMemory, MissingExtra, NotSupported))
 CUDA = {OP.ARGSORT: _argsort, OP.TOP_K: _argsort}
+WAYS = {OP.ARGSORT: _ways, OP.TOP_K: _ways}

@@ -18,15 +18,16 @@ Blocks that share keys leave records as those of flash_attn.py, which its second
 """
 from numpy import float32 as f32
 
-from ggjit.ops.attention.flash_attn import PREC_F32
+from ggjit.ops.attention.flash_attn import PREC_F32, flash_attn_ext, flash_attn_ext_add_sinks
+from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F16
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.eights import EIGHTS
-from ggjit.ops.cuda.flash_attn import make_merge, records_of
+from ggjit.ops.cuda.flash_attn import make_merge, own, records_of
 from ggjit.ops.cuda.flash_attn_mma import MAX_NMSE, by_16_bytes, make_factor, over_quad_max, over_quad_sum
 from ggjit.ops.cuda.native import views
-from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch, dense
+from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch, NodeWays, dense, rounded
 from ggjit.ops.cuda.native.sums import LOWEST, ZERO
 from ggjit.ops.cuda.native.unrolled import unrolled
 from ggjit.ops.cuda.rows import FLOATS, ONE
@@ -316,3 +317,16 @@ def launch(t):
         return part
     return part, Launch(f"flash_attn_piped_merge_{warps}{'_sinks' * options[1]}",
                         lambda: make_merge(options[1], _make_shares_of(warps)), (q.ne[1], q.ne[2], q.ne[3]), 128)
+
+
+def _class_of(t):
+    q, k, v, mask, _ = t.src
+    return (f"attention {k.type.name} {v.type.name} {q.ne[0]}-{v.ne[0]} {rounded(q.ne[1])}x{rounded(k.ne[1])} "
+            f"{q.ne[2]}x{k.ne[2]}x{rounded(q.ne[3])}{' mask' * (mask is not None)}")
+
+
+def _again(t, q, k, v, mask, sinks):
+    return flash_attn_ext_add_sinks(flash_attn_ext(q, k, v, mask, *t.param_floats[:3].tolist()), sinks)
+
+
+WAYS = {OP.FLASH_ATTN_EXT: NodeWays(own, _class_of, _again, piped=launch)}

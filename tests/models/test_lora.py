@@ -212,7 +212,7 @@ def test_refused(files, tmp_path, case):
 
 
 @pytest.mark.parametrize("lora, error, words", [
-    ("a.gguf", gg.TypeMismatch, "lora is a list"),
+    ("none.gguf", gg.BadFile, "none.gguf: No such file"), (7, gg.TypeMismatch, "lora is"),
     ([None], gg.TypeMismatch, "got None in it"), ([("a.gguf", 1, 2)], gg.TypeMismatch, "paths and of .path, scale."),
     ([("no such file", 1.0)], gg.BadFile, "check the path"),
     ([("a.gguf", float("nan"))], gg.ParamError, "scale must be a finite number, got nan"),

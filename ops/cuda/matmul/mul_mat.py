@@ -26,9 +26,9 @@ from ggjit.ops.cuda.matmul import (
     quantize_columns,
 )
 from ggjit.ops.cuda.matmul.mul_mat_vec import product
-from ggjit.ops.cuda.native.launch import dense
+from ggjit.ops.cuda.native.launch import NodeWays, dense, rounded
 from ggjit.ops.cuda.rows import FLOATS
-from ggjit.ops.matmul.mul_mat import exact_columns
+from ggjit.ops.matmul.mul_mat import exact_columns, mul_mat
 
 MAX_VEC = 8
 
@@ -79,7 +79,15 @@ def piped(t):
     return mul_mat_few.product(t) if n <= mul_mat_few.MAX_COLUMNS else mul_mat_piped.product(t)
 
 
+def _class_of(t):
+    a, b = t.src[:2]
+    k, m, n = map(rounded, (a.ne[0], a.ne[1], b.ne[1]))
+    return f"{a.type.name} {b.type.name} {k}x{m}x{n}"
+
+
 CUDA = {OP.MUL_MAT: _mul_mat, OP.MUL_MAT_ID: _mul_mat_id}
+WAYS = {OP.MUL_MAT: NodeWays(own, _class_of, lambda t, a, b: mul_mat(a, b), ("cublas", lambda: mul_mat_dense.decided()),
+                             piped, "cublas")}
 
 
 def reads_weights(t):

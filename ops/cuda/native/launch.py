@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 
 from ggjit.ops.core.discovery import modules_below
+from ggjit.ops.core.errors import OutOfMemory
 from ggjit.ops.core.shape import rows_contiguous
 from ggjit.ops.cuda.compiler.choice import SMALL_BLOCKS
 
@@ -98,15 +99,50 @@ def over_elements(name, make, n):
     return Launch(name, make, (max(1, min(-(-n // threads), MAX_BLOCKS)), 1, 1), threads)
 
 
+@dataclasses.dataclass(frozen=True)
+class NodeWays:
+    """The ways of an op's nodes, among which engine/cuda/libraries.py chooses.
+
+    own(t), piped(t)        the launches of our own kernels; None: they do not serve the node
+    library                 (name, decided): of the one whose calls `launches` has; decided(): must it be used?
+    class_of(t)             name of the class of shapes
+    again(t, *leaves)       the node made anew of leaves like its sources
+    unmeasured              the way where one of `forgiven` kept it from being measured
+    """
+    own: Callable
+    class_of: Callable
+    again: Callable
+    library: tuple = ("", None)
+    piped: Callable | None = None
+    unmeasured: str = "own"
+    forgiven: tuple = (OutOfMemory,)
+
+
+def rounded(n):
+    """The least power of two from n on: sizes of one class of shapes."""
+    return 1 << (n - 1).bit_length()
+
+
+def _tables(name):
+    """{OP: entry} of the tables of this name of every file in ggjit.ops.cuda."""
+    found = {}
+    for module in modules_below("ggjit.ops.cuda", skip=("native", "compiler")):
+        for op, entry in getattr(module, name, {}).items():
+            assert op not in found, f"{op.name} is twice in {name}"
+            found[op] = entry
+    return found
+
+
 @functools.cache
 def makers():
     """{OP: maker} of every file in ggjit.ops.cuda."""
-    found = {}
-    for module in modules_below("ggjit.ops.cuda", skip=("native", "compiler")):
-        for op, maker in getattr(module, "CUDA", {}).items():
-            assert op not in found, f"{op.name} has two CUDA makers"
-            found[op] = maker
-    return found
+    return _tables("CUDA")
+
+
+@functools.cache
+def node_ways():
+    """{OP: NodeWays} of ops whose nodes can be computed in several ways."""
+    return _tables("WAYS")
 
 
 def launches(t, maker=None):

@@ -20,7 +20,7 @@ from ggjit.ops.core.spec import all_specs
 from ggjit.ops.cuda import argsort
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.matmul import mul_mat_dense
-from ggjit.ops.cuda.native.launch import Gemm, Sort
+from ggjit.ops.cuda.native.launch import Gemm, Sort, node_ways
 
 RNG = np.random.default_rng()
 
@@ -61,7 +61,7 @@ def test_products_go_the_way_that_was_measured_to_be_faster(gpu, monkeypatch, tm
     measured = []
 
     def measure(device, t):
-        measured.append(libraries.CHOICES[t.op].class_of(t))
+        measured.append(node_ways()[t.op].class_of(t))
         return {way: 1e-5 if way == faster else 2e-5 for way in ("own", "cublas")}
     monkeypatch.setattr(mul_mat_dense, "available", lambda: True)
     monkeypatch.setattr(mul_mat_dense, "decided", lambda: False)
@@ -178,7 +178,7 @@ def test_sorts_go_the_way_that_was_measured_to_be_faster(gpu, monkeypatch, tmp_p
     asked = []
 
     def measure(device, t):
-        asked.append(libraries.CHOICES[t.op].class_of(t))
+        asked.append(node_ways()[t.op].class_of(t))
         if faster == "it is absent":
             raise gg.MissingExtra("cuda.compute is not installed")
         return {way: 1e-5 if way == faster else 2e-5 for way in ("own", "cccl")}

@@ -19,6 +19,7 @@ from ggjit.ops.core.spec import Case, Inputs, all_specs
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.eights import EIGHTS
 from ggjit.ops.cuda.matmul import columns_16, mul_mat_piped, mul_mat_stream
+from ggjit.ops.cuda.native.launch import node_ways
 
 RNG = np.random.default_rng()
 
@@ -174,7 +175,7 @@ def test_an_attention_is_measured_on_leaves_like_its_sources(gpu, monkeypatch):
     build = flash_attn.make_case(kt=gg.Q8_0, d=32, n=3, n_kv=9, heads=1, rep=2, sinks=True, cap=5.0)
     found = libraries.measure(gpu.device, y := build(Inputs(gg.Context(), np.random.default_rng(0))))
     assert set(found) == {"own", "piped"} and max(found.values()) < libraries.NEVER
-    assert libraries.CHOICES[y.op].class_of(y) == "attention q8_0 q8_0 32-32 4x16 2x1x1 mask"
+    assert node_ways()[y.op].class_of(y) == "attention q8_0 q8_0 32-32 4x16 2x1x1 mask"
 
 
 # ---------------------------------------------------------------- the choice

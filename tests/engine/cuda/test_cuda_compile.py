@@ -98,9 +98,8 @@ COLUMNS = {1: 80, 8: 80, 32: 96, 64: 128, 256: 168, 512: 255}   # of a product w
 
 def piped(t):
     """The kernels of a node in its piped way."""
-    from ggjit.cuda.libraries import CHOICES
-    from ggjit.ops.cuda.native.launch import launches
-    return launches(t, CHOICES[t.op].piped)
+    from ggjit.ops.cuda.native.launch import launches, node_ways
+    return launches(t, node_ways()[t.op].piped)
 
 
 def pipes(type, n):
@@ -108,7 +107,7 @@ def pipes(type, n):
     return piped(gg.mul_mat(leaf(type, 4096, 4000), leaf(gg.F32, 4096, n)))
 
 
-@pytest.mark.parametrize("type, n", sampled([(t, n) for t in TENSOR_TYPES for n in COLUMNS],
+@pytest.mark.parametrize("type, n", sampled([(t, n) for t in TENSOR_TYPES for n in COLUMNS if n > 1 or "F16" not in t],
                                             lambda case: [case[1], case[0][:2]]))
 def test_piped_products_spill_nothing(type, n):
     cc = random.choice(ARCHITECTURES)
