@@ -21,6 +21,7 @@ __all__ = ["BPE", "BYTE_OF_CHAR", "KINDS", "RWKV", "Absent", "Gemma4", "HybridDN
 # anonymous bytes for each token, and each merge of byte-pair encodings, and of the library whatever it holds; measured
 # with vocabularies of 8,000 to 128,000 tokens
 NBYTES_PER_TOKEN, PER_MERGE, LIBRARY = {"gpt2": 230, "llama": 550, "bert": 360}, 230, (1 << 20, 5 << 20)
+WITHOUT_MERGES = 155            # for each token of Whisper's vocabulary, which needs no library
 
 
 def tokenizer_nbytes(file):
@@ -29,6 +30,7 @@ def tokenizer_nbytes(file):
     if not n_tokens:
         return 0, 0
     kind = file.metadata.get(KEY + "model")
+    if kind == "gpt2" and not n_merges:
+        return WITHOUT_MERGES * n_tokens, 0
     each = NBYTES_PER_TOKEN.get(kind, max(NBYTES_PER_TOKEN.values()))
-    library = (0, 0) if kind == "gpt2" and not n_merges else LIBRARY        # without merges it is Whisper's vocabulary
-    return library[0] + each * n_tokens + PER_MERGE * n_merges, library[1]
+    return LIBRARY[0] + each * n_tokens + PER_MERGE * n_merges, LIBRARY[1]
