@@ -6,7 +6,7 @@ stretch; the others leave, and the next one begins with half the team, or with t
     one of two is descheduled    | 2 threads ... waits | 1 thread, 8 ms | 2 ... waits | 1 thread, 16 ms | ...
     nothing else runs            | 2 threads, the whole run
 
-    fewer    where waits took a third of a window, and a millisecond: somewhere a thread had no core
+    fewer    where waits took a third of a window, and 3 ms, about a turn of the system: somewhere a thread had no core
     more     after a pause, which doubles while it is in vain, and is short again after a window without such waits
 
 A wait is counted from where a spinning thread would yield.  Waits for thread 0 while it does a node alone are none.
@@ -30,7 +30,7 @@ S_NEXT = 952            # threads of the next stretch
 S_POSTED = 960          # workers of the last stretch that had any: S_DONE when they have left
 S_LEAVE_AT = 520        # NODE at whose barrier this stretch ends; beside S_STOP_AT, which is read with it
 
-LEAST_WAITED, SHARE = 1, 3                      # milliseconds; a third of the window
+LEAST_WAITED, SHARE = 3, 3                      # milliseconds; a third of the window
 WINDOW, FIRST_PAUSE, MOST_PAUSE = 50, 8, 512    # milliseconds
 
 
