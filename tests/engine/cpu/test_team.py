@@ -84,14 +84,15 @@ def test_pauses_double_while_they_are_in_vain():
         left = _ask(sync, nth, node)
         assert left in (0, node)
         return page[team.S_NEXT // WORD] if left else nth, page[team.S_PAUSE // WORD] // ms
+    long = team.LEAST_WAITED + 1
     assert ask(8, 0) == (8, 0)
-    assert ask(8, team.LEAST_WAITED) == (8, 0), "a millisecond is not waited longer than a millisecond"
-    assert [ask(8, 2) for _ in range(9)] == [(4, min(8 << i, team.MOST_PAUSE)) for i in range(9)]
-    assert ask(1, 2) == (1, team.MOST_PAUSE), "one thread waits for none"
-    page[team.S_SPENT // WORD] = 7 * ms
-    assert ask(8, 2) == (8, team.MOST_PAUSE), "less than a third of the time"
+    assert ask(8, team.LEAST_WAITED) == (8, 0), "waits that are short enough"
+    assert [ask(8, long) for _ in range(9)] == [(4, min(8 << i, team.MOST_PAUSE)) for i in range(9)]
+    assert ask(1, long) == (1, team.MOST_PAUSE), "one thread waits for none"
+    page[team.S_SPENT // WORD] = (team.SHARE * long + 1) * ms
+    assert ask(8, long) == (8, team.MOST_PAUSE), "less than a third of the time"
     page[team.S_SPENT // WORD] = (team.WINDOW + 1) * ms
-    assert ask(8, 2) == (8, 0), "a window without long waits"
+    assert ask(8, long) == (8, 0), "a window without long waits"
     page[team.S_UNTIL // WORD] = walk.clock() + 1000 * ms
     assert ask(4, 0) == (4, 0)
     page[team.S_UNTIL // WORD] = 0
