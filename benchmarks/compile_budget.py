@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from unittest import mock
 
 import numpy as np
 
@@ -35,15 +36,9 @@ MATRIX = ("mul_mat", "mul_mat_id", "out_prod")                  # modules of ggj
 
 @contextlib.contextmanager
 def empty_cache():
-    before = os.environ.get("GGJIT_CACHE_DIR")
-    with tempfile.TemporaryDirectory(prefix="ggjit-cold-") as folder:
-        os.environ["GGJIT_CACHE_DIR"] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop("GGJIT_CACHE_DIR")
-            if before is not None:
-                os.environ["GGJIT_CACHE_DIR"] = before
+    with tempfile.TemporaryDirectory(prefix="ggjit-cold-") as folder, \
+            mock.patch.dict(os.environ, GGJIT_CACHE_DIR=folder):
+        yield
 
 
 def compiled(kernels, known, seed, seconds):

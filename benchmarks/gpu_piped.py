@@ -6,13 +6,13 @@ events: is it right, how fast is it, what is that of the most that the card does
 A product of one column is held against the bytes that a copy moves, one of many columns and attention of many queries
 against the best product of float16 matrices by torch; attention of one query against a copy again.
 """
-import contextlib
 import dataclasses
 import functools
 import importlib.util
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 
@@ -178,17 +178,9 @@ def _torch_peak(timer, torch_seconds, n=8192):
     return 2e-12 * n ** 3 / float(np.median(torch_seconds(timer, lambda: a @ a)))
 
 
-@contextlib.contextmanager
 def piping(said):
     """Plans made inside are piped as GGJIT_PIPED says then."""
-    before = os.environ.get("GGJIT_PIPED")
-    os.environ["GGJIT_PIPED"] = said
-    try:
-        yield
-    finally:
-        os.environ.pop("GGJIT_PIPED")
-        if before is not None:
-            os.environ["GGJIT_PIPED"] = before
+    return mock.patch.dict(os.environ, GGJIT_PIPED=said)
 
 
 if __name__ == "__main__":

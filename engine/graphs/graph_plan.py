@@ -227,8 +227,7 @@ class Plan(Results, HtmlRepr):
         for i, p in fused:
             self._n_reads[i], end = len(p.reads), int(last[i]) + 1
             views[i, 1:] = -1
-            views[i, 1:1 + len(p.reads)] = [-1 if x is None else tensors.number(x) for x in p.reads] \
-                if p.numbers is None else p.numbers
+            views[i, 1:1 + len(p.reads)] = p.numbers or [-1 if x is None else tensors.number(x) for x in p.reads]
             self._is_stored[end - len(p.nodes):end] = [t.id not in p.left_out for t in p.nodes]
         return views
 
@@ -297,10 +296,9 @@ class Plan(Results, HtmlRepr):
         tensors = self._tensors
         ids = tensors.ids[np.concatenate([tensors.uses[:, 0], tensors.updated])] if not self.graph.placed else \
             np.zeros(0, np.int64)
-        viewed = TABLE.words[ids, r.T_VIEW_SRC]
-        ids = np.where(viewed >= 0, viewed, ids)
-        # no np.unique, which imports numpy.ma: a fiftieth of the time to a process's first result
-        ids = np.array(sorted(set(ids[TABLE.words[ids, r.T_BUFFER] >= 0].tolist())), np.int64)
+        ids = np.where((viewed := TABLE.words[ids, r.T_VIEW_SRC]) >= 0, viewed, ids)
+        placed = set(ids[TABLE.words[ids, r.T_BUFFER] >= 0].tolist())
+        ids = np.array(sorted(placed), np.int64)            # np.unique would import numpy.ma
         self._written_ids = ids if len(ids) > 1 else None
         self._written_cell = int(ids[0]) * r.T_WORDS + T_VERSION if len(ids) == 1 else None
 
