@@ -78,7 +78,7 @@ class ArenaPareto(PlotRepr, list):
 
 
 @typed_call
-def pareto(model=None, text=512, shares=SHARES, repeats=3, clock=time.perf_counter, **options):
+def pareto(model=None, text=512, shares=SHARES, repeats=3, clock=None, **options):
     """The ArenaPareto of a model: one text, read within arenas of some shares of the bytes that it takes without a
     limit.  Bits are compared, seconds are measured.
 
@@ -97,7 +97,7 @@ def pareto(model=None, text=512, shares=SHARES, repeats=3, clock=time.perf_count
     shares = list(shares) if isinstance(shares, Iterable) else [shares]
     if not all(0 < number("shares", share) <= 1 for share in shares):
         raise ParamError(f"shares are parts of the arena without a limit, such as 0.5, got {shares!r}")
-    if not callable(clock):
+    if clock is not None and not callable(clock):
         raise TypeMismatch(f"clock is a function that returns seconds, such as time.process_time, got {clock!r}")
     if "arena" in options:
         raise ParamError("pareto tries arenas itself; say with shares which ones, and leave arena out")
@@ -137,7 +137,7 @@ class _Reader:
     """A network within an arena, None: without a limit, that has read the ids once."""
 
     def __init__(self, model, ids, share, arena, options, clock):
-        self.ids, self.share, self.clock, self.seconds = ids, share, clock, []
+        self.ids, self.share, self.clock, self.seconds = ids, share, clock or time.perf_counter, []
         self.m = load_model(model, arena=arena, **options)
         try:
             self.values = self._read()                      # plans, and compiles what is missing
