@@ -11,6 +11,7 @@ import types
 import numpy as np
 import pytest
 from helpers import tiny_model
+from helpers.paths import ROOT
 from helpers.processes import START, ggjit, result
 
 import ggjit as gg
@@ -208,6 +209,11 @@ def test_alone_it_says_what_to_try(command):
     assert r.returncode == 2 and "did you mean bench?" in r.stderr
     r = ggjit("bench", "m.gguf", "--fast")          # what a process of its own says
     assert r.returncode == 2 and "ggjit bench" in r.stderr and "--fast" in r.stderr
+
+
+def test_the_page_of_commands_names_all():
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    assert not [name for name in COMMANDS if f"`ggjit {name}" not in page]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
