@@ -134,7 +134,8 @@ class Fit:
         return f"<Fit {self.setting}: {mib(self.nbytes)} of {mib(self.limit)}>"
 
     def _repr_html_(self):
-        rows = "".join(f"<tr><td style='text-align:left'>{html.escape(str(c.setting))}</td><td>{mib(c.nbytes)}</td>"
+        rows = "".join(f"<tr><td style='text-align:left'>{html.escape(str(c.setting))}</td>"
+                       f"<td style='white-space:nowrap'>{mib(c.nbytes)}</td>"
                        f"<td style='text-align:left'>{html.escape(c.why)}</td></tr>" for c in self.others)
         return (f"<b>{html.escape(self.title)}</b><p>{html.escape(str(self.setting))}: {mib(self.nbytes)} of "
                 f"{mib(self.limit)}</p><table><tr><th>not chosen</th><th>takes</th><th>why</th></tr>{rows}</table>")
