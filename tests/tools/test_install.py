@@ -1,4 +1,5 @@
 """`pip install -e` in a checkout, and README's cell beside it: the checkout's folder may be called ggjit, too."""
+import itertools
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ from importlib.machinery import PathFinder
 import pytest
 from helpers.paths import ROOT
 from helpers.requirements import need
+from helpers.sample import sampled
 
 WHERE = "\nimport ggjit.models, ggjit.ops.core.types\nprint(gg.__file__)\n"
 
@@ -24,7 +26,10 @@ def run(*command, **options):
     return r.stdout
 
 
-@pytest.fixture(scope="module", params=["ggjit", "Größe mit Raum"])
+FOLDERS, WAYS = ("ggjit", "Größe mit Raum"), ("script", "prompt", "notebook")
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
 def installed(request, tmp_path_factory):
     """(a checkout of that name, the Python it is installed in, whose other packages are this one's)"""
     need("pip", "it installs the checkout")
@@ -43,7 +48,9 @@ def installed(request, tmp_path_factory):
     return checkout, venv / "bin" / "python"
 
 
-@pytest.mark.parametrize("way", ["script", "prompt", "notebook"])
+# a folder called ggjit stands in the way of each, letters and spaces alike in the way of all
+@pytest.mark.parametrize("installed,way", [*itertools.product(FOLDERS[:1], WAYS), *sampled(
+    itertools.product(FOLDERS[1:], WAYS), lambda case: case[:1])], indirect=["installed"])
 def test_readmes_cell_beside_the_checkout(installed, way):
     checkout, interpreter = installed
     beside, cell = checkout.parent, readme_cell() + WHERE
