@@ -210,6 +210,42 @@ def _listed(dst, a, b, ith, nth):
         dst[r, 0] = 1
 
 
+def _through_a_view(dst, a, b, ith, nth):
+    rows = np.zeros((2, 3), np.int64)
+    row = rows[0]
+    row[0] = int(a[0, 0])
+    dst[rows[0, 0], 0] = 1
+
+
+def _through_names(dst, a, b, ith, nth):
+    rows = np.zeros(4).astype(np.int64)
+    both = rows, dst
+    put(np.reshape(both[0], (2, 2)), 0, a[0, 0])
+    dst[rows[0], 0] = 1
+
+
+def _in_place(dst, a, b, ith, nth):
+    rows = np.zeros(4, np.int64)
+    later = rows[1:]
+    later += int(a[0, 0])
+    dst[rows[1], 0] = 1
+
+
+def _where_decided(dst, a, b, ith, nth):
+    rows, far = np.zeros(1, np.int64), 10**6
+    if a[0, 0] > 5:
+        rows[0] = far
+    dst[rows[0], 0] = 1
+
+
+def _sums_in_a_view(dst, a, b, ith, nth):
+    sums = np.zeros((2, a.shape[1]), np.float32)
+    first = sums[0]
+    for i in range(a.shape[0]):
+        first += a[i]
+        dst[i] = sums[0]
+
+
 def _clipped(dst, a, b, ith, nth):
     for i in range(ith, a.shape[0], nth):
         for j in range(a.shape[1]):
@@ -244,7 +280,8 @@ def _whole_rows(dst, a, b, ith, nth):
 @pytest.mark.parametrize("function,expected", [
     (_loops, False), (_whole_rows, False), (_helper_value, False), (_read_index, True), (_largest, True),
     (_until_zero, True), (_until_zero_or_the_end, True), (_where_large, True), (_listed, True), (_clipped, False),
-    (_count_read, True), (_mask, True), (_helper_index, True)])
+    (_through_a_view, True), (_through_names, True), (_in_place, True), (_where_decided, True),
+    (_sums_in_a_view, False), (_count_read, True), (_mask, True), (_helper_index, True)])
 def test_which_functions_index_by_values(function, expected):
     assert indexes_by_values(njit(function), 3) is expected
 
