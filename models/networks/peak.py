@@ -167,11 +167,15 @@ def null_network(file, devices=(), n_gpu_layers=None, **options):
 
 
 def null_devices(sizes):
-    """[NullBackend] of {name: bytes, or a text such as "24G"}.  Errors: ParamError, TypeMismatch."""
+    """(NullBackend, ...) of the devices argument of model_peak."""
+    return tuple(NullDevice(name, nbytes).init_backend() for name, nbytes in device_sizes(sizes).items())
+
+
+def device_sizes(sizes):
+    """{name: bytes} of {name: bytes, or a text such as "24G"}.  Errors: ParamError, TypeMismatch."""
     if not isinstance(sizes, dict | tuple | list) or sizes and not isinstance(sizes, dict):
         raise TypeMismatch(f"devices takes {{name: bytes}}, got {type(sizes).__name__}")
-    return tuple(NullDevice(str(name), nbytes_of(size, f"devices: {name}")).init_backend()
-                 for name, size in dict(sizes).items())
+    return {str(name): nbytes_of(size, f"devices: {name}") for name, size in dict(sizes).items()}
 
 
 def arenas(m, graph, report=None):

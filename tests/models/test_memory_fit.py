@@ -95,6 +95,10 @@ def test_too_little_says_the_least_that_is_enough(shape):
         gg.fit(shape)
     with pytest.raises(gg.TypeMismatch, match="from its file: a path, not a dict"):
         gg.fit({}, memory=1e9)
+    for bad, why in (({"n_batch": "x"}, "n_batch must be an integer"), ({"n_gpu_layers": 1}, "unknown option 'n_gpu_l"),
+                     ({"devices": 5}, "devices takes"), ({"n_contexts": 1}, "unknown option 'n_contexts'")):
+        with pytest.raises((gg.ParamError, gg.TypeMismatch), match=why):
+            gg.fit(shape, memory=1e9, **bad)
 
 
 def test_a_context_beyond_memory_is_refused_before_memory_is_touched(shape, monkeypatch):
