@@ -61,7 +61,7 @@ def reserve_work(backend, graph):
 
 
 def likely_parts(graph, n_threads, repacked=frozenset()):
-    """The Parts that a plan of the graph will most likely have; none where a node has no kernel.
+    """The PlanParts that a plan of the graph will most likely have; none where a node has no kernel.
 
     Runs are fused as if every node had memory of its own.  repacked: ids of leaves that will lie in CPU_REPACK.
     """

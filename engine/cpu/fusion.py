@@ -20,14 +20,14 @@ import numpy as np
 from ggjit.core.table import TABLE
 from ggjit.cpu import fusion_walk as walk
 from ggjit.graphs.node_kinds import N_PARAM_WORDS
-from ggjit.graphs.plan_node import Parts, PlanNode, Spots
+from ggjit.graphs.plan_node import PlanNode, PlanParts, Spots
 from ggjit.ops.core.fusion_pattern import all_fusions
 from ggjit.ops.core.record import T_OP
 from ggjit.ops.native.jit import address_of
 
 
 def fuse_nodes(singles, graph, places, n_threads):
-    """The Parts of a plan, one node each, with runs replaced by fused ones.  places: their PlanPlaces; None: every
+    """The PlanParts of a plan, one node each, with runs replaced by fused ones.  places: their PlanPlaces; None: every
     tensor has memory of its own."""
     ops = TABLE.words[singles.ids, T_OP].astype(np.uint8)
     starts = np.flatnonzero(_begins_a_run()[ops[:-1], ops[1:]])
@@ -66,7 +66,7 @@ class _Fusing:
         self.facts, self.n_kinds = walk.describe(graph, singles.ids, singles.kinds), 1 + max(singles.likes)
 
     def parts(self, starts, places):
-        """The Parts.  starts: nodes with which a run may begin."""
+        """The PlanParts.  starts: nodes with which a run may begin."""
         n, windows = len(self.ops), np.empty(len(starts), np.int64)
         walk.number_windows(self.facts, n, starts, len(starts), windows)
         first = dict(zip(windows[::-1].tolist(), starts[::-1].tolist(), strict=True))
@@ -83,7 +83,7 @@ class _Fusing:
         kinds[part] = kind
         again = {i: tuple([k + first for k in tries.nodes_of[r]]) for i, r, first, n in
                  zip(*(a.tolist() for a in (part, run, at, n_own)), strict=True) if n < len(tries.nodes_of[r])}
-        return Parts(self.singles.nodes, self.singles.ids, self.likes, kinds, ends, again)
+        return PlanParts(self.singles.nodes, self.singles.ids, self.likes, kinds, ends, again)
 
     def _tries(self, i):
         """What fits node i and its like where memory permits it: [[(nodes of a run, counted from i; how many are its

@@ -80,7 +80,7 @@ def _phases(parts_, n, writes_, views_, width, first_, last_, most, meet_, begin
 
 
 def phases(parts, views, tensors, places, tasks, work_nbytes):
-    """([do all threads meet after the part?], the byte of the work memory at which each part's begins) of Parts.
+    """([do all threads meet after the part?], the byte of the work memory at which each part's begins) of PlanParts.
 
     views: for each part the numbers of the tensors that it reads and writes, -1 for none.  places: the PlanPlaces.
     tasks: threads of each part.  work_nbytes: the most that a part takes.

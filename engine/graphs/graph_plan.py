@@ -100,7 +100,7 @@ class Plan(Results, HtmlRepr):
         raise NotSupported(f"{type(self).__name__} has no kernels")
 
     def _fused(self, places):
-        """The Parts, runs of nodes that one kernel computes put together.  places: a PlanPlaces."""
+        """The PlanParts, runs of nodes that one kernel computes put together.  places: a PlanPlaces."""
         return self._singles
 
     def _code(self, part):

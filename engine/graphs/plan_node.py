@@ -65,7 +65,7 @@ class PlanNode(_Fields):
                              left_out=frozenset([nodes[k].id for k in left_out if k >= first]))
 
 
-class Parts(collections.abc.Sequence):
+class PlanParts(collections.abc.Sequence):
     """The PlanNodes of a plan, by kind: those of a kind differ in their tensors alone, and one is made when it is
     looked at.
 
@@ -154,12 +154,12 @@ def _calls_python():
 
 
 def plan_nodes(nodes, ids, choose, marked=frozenset()):
-    """The Parts of the nodes, each one by itself.  ids: their rows.  choose(t) -> its kernel: asked once for all nodes
-    of a kind, layers repeat."""
+    """The PlanParts of the nodes, each one by itself.  ids: their rows.  choose(t) -> its kernel: asked once for all
+    nodes of a kind, layers repeat."""
     (kinds, first), specs = kinds_of(ids, marked), all_specs()
     own = np.flatnonzero(_calls_python()[TABLE.words[ids, T_OP]])      # a user's function gets a kernel for each node
     kinds[own] = len(first) + np.arange(len(own))
     first = np.concatenate([first, own])
     likes = {kind: PlanNode(t, choose(t), specs[t.op].module, t.src, (t,))
              for kind, t in zip(kinds[first].tolist(), [nodes[i] for i in first.tolist()], strict=True)}
-    return Parts(nodes, ids, likes, kinds, np.arange(1, 1 + len(nodes)), {})
+    return PlanParts(nodes, ids, likes, kinds, np.arange(1, 1 + len(nodes)), {})

@@ -68,7 +68,7 @@ def write_rows(table, rows_, starts_, node_ids_, n, views_, view_ids_, n_views):
 
 
 class PlanTensors:
-    """singles: Parts of one node each.  by_handle: tensors may share a row, or a row may be another tensor's.
+    """singles: PlanParts of one node each.  by_handle: tensors may share a row, or a row may be another tensor's.
 
     ids        the row of each tensor
     uses       of each node the numbers of its result and of its sources, -1 for none
