@@ -84,6 +84,7 @@ class GraphPlan:
 
     @property
     def n_in_place(self):
+        """How many nodes write their result over a source."""
         return int((self.cause == IN_PLACE).sum())
 
     def live(self, buffer=None):
