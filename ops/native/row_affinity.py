@@ -75,6 +75,8 @@ def own_first(ith, nth, chunk, n):
 def _next(node, ith, nth, sync, chunk, n):
     word, total = node + CHUNK, (n + chunk - 1) // chunk    # at most BITS chunks
     k = _each(nth, chunk, n)
+    if ith * k >= total:                                    # it has none: those that have some help each other
+        return n
     own = ((1 << k) - 1) << ith * k
     while True:
         taken = load_acquire(word)

@@ -93,6 +93,12 @@ def test_who_is_done_helps_from_the_end():
     assert rows.take(1) == range(80, 90)
 
 
+def test_a_thread_without_rows_of_its_own_takes_none():
+    rows = Rows(12, 8)
+    rows.chunk = 2                              # six chunks
+    assert not rows.take(7) and not rows.take(6) and rows.take(5) == range(10, 12)
+
+
 def test_nothing_is_handed_out_after_an_abort():
     rows = Rows(1000, 2)
     assert rows.take(0) and rows.take(1)
