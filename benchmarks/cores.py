@@ -84,7 +84,7 @@ class Ours:
         self.workers, self._threads, self._works = {}, threads, {}
         with contextlib.ExitStack() as stack:
             for name in threads:
-                self.workers[name] = stack.enter_context(Worker("ours"))
+                self.workers[name] = stack.enter_context(Worker("engines.ours"))
             self._stack = stack.pop_all()
 
     def __enter__(self):
