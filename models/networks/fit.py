@@ -30,7 +30,7 @@ from ggjit.core.config import default_threads
 from ggjit.core.kernels_ahead import missing
 from ggjit.core.process_memory import resident_now
 from ggjit.cpu.cpu_plan import likely_parts, needs
-from ggjit.models.core.checks import integer, known_options, one_of
+from ggjit.models.core.checks import integer, known_options
 from ggjit.models.networks.base.memory import MemoryUse, expected
 from ggjit.models.networks.peak import arenas, device_sizes, model_file, null_network
 from ggjit.ops.core.errors import OutOfMemory, ParamError, extra
@@ -95,8 +95,8 @@ class Fit:
 
     @property
     def options(self):
-        """Keyword arguments of load_model."""
-        given = dataclasses.asdict(self.setting)
+        """Keyword arguments of load_model: the setting, and what `fit` was given besides."""
+        given = self._search.more | dataclasses.asdict(self.setting)
         del given["streamed"]
         return {name: value for name, value in given.items() if value is not None and not (name == "cpu_moe" and
                                                                                           not value)}
@@ -261,8 +261,7 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
     search.contexts = [n_ctx] if n_ctx is not None else _halves(trained)
     for n in search.contexts:
         integer("n_ctx", n, 1, MOST)
-    kinds = search.kinds if kv_type is None else (one_of("kv_type", str(kv_type).upper(), ("F16", "F32", "BF16", "Q8_0",
-                                                                                      "Q4_0")),)
+    kinds = search.kinds if kv_type is None else (str(kv_type).upper(),)
     tried, leans = [], []
     for streamed, kind, n in itertools.product((False, True), kinds, search.contexts):
         batches = [b for b in (BATCHES if n_batch is None else (n_batch,)) if b <= n] or [n]
