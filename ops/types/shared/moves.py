@@ -13,8 +13,8 @@ cache already.
                                     written next                                             end of the row
 
 The newest x86 processors (isa.FAST_STRINGS) do better without prefetches, and have a fast string instruction: it copies
-rows of STRING bytes and more whose two sides start at the same place within a cache line.  Where they do not it is slow
-(docs/measured.md, "Copies of rows").
+rows of STRING bytes and more, but not where it is slow, which depends on the places within a page where both sides
+start (docs/measured.md, "Copies of rows").
 """
 import dataclasses
 import functools
@@ -32,6 +32,7 @@ PIECE = 1024                            # a multiple of every block
 SCRATCH_NBYTES = 4 * PIECE
 SHORT, LONG, FAR = 256, 64 * B, 1 << 15 # bytes: a loop of vectors, of four, of four with prefetch, libc's memcpy
 STRING = 4096                           # bytes from which the string instruction is faster
+PAGE, BEHIND = 4096, 1024               # bytes of a page; it is slow where it writes so little behind what it reads
 PREFETCHES = not isa.FAST_STRINGS
 AHEAD, LINE = 1024, 64                  # bytes between a prefetch and its use; bytes of a cache line
 STEP = AHEAD // 4                       # float32 elements; a multiple of every block
@@ -90,7 +91,8 @@ _string = _move_string if isa.FAST_STRINGS else mem.copy_bytes
 @exact
 def _move_more(dst, src, n):
     """More than SHORT bytes, or a number that is no multiple of four."""
-    if isa.FAST_STRINGS and n >= STRING and (dst - src) & LINE - 1 == 0:
+    gap = dst - src & PAGE - 1
+    if isa.FAST_STRINGS and n >= STRING and gap & LINE - 1 == 0 and gap <= PAGE - BEHIND:
         _string(dst, src, n)
     elif SHORT < n <= FAR:
         _move_long(dst, src, n)
