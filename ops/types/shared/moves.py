@@ -92,7 +92,7 @@ _string = _move_string if isa.FAST_STRINGS else mem.copy_bytes
 def _move_more(dst, src, n):
     """More than SHORT bytes, or a number that is no multiple of four."""
     gap = dst - src & PAGE - 1
-    if isa.FAST_STRINGS and n >= STRING and gap & LINE - 1 == 0 and gap <= PAGE - BEHIND:
+    if isa.FAST_STRINGS and n >= STRING and gap & LINE - 1 == 0 and 0 < gap <= PAGE - BEHIND:
         _string(dst, src, n)
     elif SHORT < n <= FAR:
         _move_long(dst, src, n)
