@@ -17,7 +17,7 @@ from ggjit.ops.cuda.compiler import contract
 # imports inside functions: code that is loaded only where its device or extra is there
 DEFERRED = {("ggjit.api.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
             ("ggjit.cuda.functions", "ggjit.ops.cuda.compiler.build"),
-            ("ggjit.cuda.functions", "ggjit.ops.cuda.compiler.simulated"),
+            ("ggjit.cuda.functions", "ggjit.ops.cuda.compiler.simulated_teams"),
             *((f"ggjit.cluster.{name}", "ggjit.cluster.dask_worker") for name in ("cluster", "serving"))}
 NAMES = """Context from_numpy init_backend alloc_ctx_tensors Graph GraphAllocator HostBuffer BufferType Buffer Device
     Backend OutOfMemory registry set_input set_output set_param set_name quantize dequantize compute Tensor

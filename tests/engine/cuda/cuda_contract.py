@@ -14,10 +14,11 @@ from helpers.device_contract import floats, on
 from helpers.sample import SEED
 
 import ggjit as gg
+from benchmarks import gpu_estimate, gpu_walk
 from ggjit.core.table import TABLE
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.ops.cuda.compiler import contract as contract_of_the_seam
-from ggjit.ops.cuda.compiler import simulated, simulator
+from ggjit.ops.cuda.compiler import core, simulated, simulator
 
 
 # ---------------------------------------------------------------- devices
@@ -311,9 +312,9 @@ def test_the_simulator_serves_the_seam(name):
 
 def test_the_simulator_has_every_function_of_the_seam():
     for name, (n_parameters, _) in (contract_of_the_seam.functions() | contract_of_the_seam.functions(
-            (contract_of_the_seam.WALKING,))).items():
-        inspect.signature(getattr(simulated, name)).bind(*range(n_parameters))
-    assert all(hasattr(simulated, name) for name in contract_of_the_seam.MAKERS)
+            (contract_of_the_seam.WALKING, contract_of_the_seam.WARPGROUPS))).items():
+        inspect.signature(getattr(core, name)).bind(*range(n_parameters))
+    assert all(hasattr(core, name) for name in contract_of_the_seam.MAKERS)
 
 
 def run(kernel, n_threads=64, n_blocks=1):
@@ -409,3 +410,14 @@ def test_the_simulator_sees_races():
         simulated.st_i32(base, simulated.block())
     with pytest.raises(simulator.SimulationFault, match=r"race: .* of block \(1, 0, 0\) writes"):
         run(over_blocks, 32, n_blocks=2)
+
+
+# ---------------------------------------------------------------- launches of a token
+# of a layer of TinyLlama's shape: (launches of the captured graph, waits of the persistent kernel).  They may only fall
+MOST = {("F16", "0"): (20, 14), ("Q4_0", "0"): (21, 15), ("F16", "1"): (20, 13), ("Q4_0", "1"): (21, 14)}
+
+
+@pytest.mark.parametrize("type, piped", MOST)
+def test_launches_and_waits_of_a_layer(gpu, type, piped):
+    launches, waits = gpu_estimate.of_a_layer(gpu_walk.SHAPES[0], getattr(gg, type), piped)
+    assert launches <= MOST[type, piped][0] and waits <= MOST[type, piped][1], (launches, waits)
