@@ -18,7 +18,9 @@ import ggjit as gg
 from benchmarks import gpu_walk
 from benchmarks.gpu_piped import piping, works
 from ggjit.cuda import libraries
+from ggjit.graphs.plan_node import nodes_to_compute
 from ggjit.ops.core.spec import Inputs, all_specs
+from ggjit.ops.cuda.matmul.with_codes import before_product
 from ggjit.ops.cuda.native.launch import Launch, makers
 from ggjit.ops.cuda.native.walk import walker_of
 
@@ -47,32 +49,33 @@ def walkers(scale):
     for shape in gpu_walk.shapes(scale):
         for name in gpu_walk.types(scale):
             y = gpu_walk.token(gpu_walk.new_leaves(gg.Context(), shape, getattr(gg, name)), shape)
+            nodes, _ = nodes_to_compute(gg.Graph(y))
             for said in (libraries.NO, libraries.YES):
                 with piping(said):
-                    found = [libraries.ways(t) for t in gg.Graph(y).nodes if t.view_src is None or t.op.name in
-                             ("SET_ROWS", "CPY")]
-                launches = [x for made in found for x in made.get("piped", made.get("own", ())) if
-                            isinstance(x, Launch)]
+                    ways = [libraries.ways(t) for t in nodes]
+                made = [x.get(libraries.PIPED, x["own"]) for x in ways]
+                launches = [x for i, t in enumerate(nodes) for x in (
+                    i + 1 < len(nodes) and before_product(t, nodes[i + 1], made[i + 1]) or made[i])]
                 yield walker_of(launches)[0]
                 yield from launches
 
 
 def all_of(parts, scale, cc):
-    """{name: Launch or Walker}, each once."""
+    """[Launch or Walker], each once; Walkers, which take longest, first, so that processes share them."""
     made = {"walk": lambda: walkers(scale), "piped": lambda: piped_kernels(scale, cc),
             "ops": lambda: ops_kernels(cc)}
     found = {}
     for part in (part for part in PARTS if part in parts):
         for x in made[part]():
             found.setdefault(x.name, x)
-    return found
+    return sorted(found.values(), key=lambda x: isinstance(x, Launch))
 
 
 def compile_some(cc, parts, first, every):
     """Compile every so many-th of the kernels, into the cache folder."""
     from benchmarks.gpu import FULL
     from ggjit.ops.cuda.compiler.build import binary, walker_binary
-    for x in list(all_of(parts, FULL, cc).values())[first::every]:
+    for x in all_of(parts, FULL, cc)[first::every]:
         (binary if isinstance(x, Launch) else walker_binary)(x, cc)
 
 

@@ -37,22 +37,17 @@ H100 = Card()
 
 
 # ---------------------------------------------------------------- tokens
-def counts(shape, type, said):
-    """(launches, waits) of a token's plan of one and of two layers, by the kernels that GGJIT_PIPED=`said` chooses."""
-    found = []
-    for n_layer in (1, 2):
-        backend = gg.init_backend("CUDA0:persistent=1")
-        s = dataclasses.replace(shape, n_layer=n_layer, n_vocab=min(shape.n_vocab, 256))
-        graph = gg.Graph(gpu_token(backend, s, type))
-        gg.GraphAllocator(backend).alloc_graph(graph)
-        with piping(said):
-            plan = backend.graph_plan_create(graph)
-        left_out = {i for i, done_by in enumerate(plan._done_by) if done_by >= 0}
-        steps = walk_table.steps(plan, left_out)
-        walker, numbers = walk.walker_of([x.launch for x in steps])
-        rows = walk_table.table(steps, walker, numbers, (0,) * len(walker.launches), 0)
-        found.append((len(steps), int(rows[:, walk.W_WAITS].sum())))
-    return found
+def walked(shape, type, said):
+    """(Walker, launches, waits) of a token's plan, by the kernels that GGJIT_PIPED=`said` chooses."""
+    backend = gg.init_backend("CUDA0:persistent=1")
+    graph = gg.Graph(gpu_token(backend, shape, type))
+    gg.GraphAllocator(backend).alloc_graph(graph)
+    with piping(said):
+        plan = backend.graph_plan_create(graph)
+    steps = walk_table.steps(plan, {i for i, done_by in enumerate(plan._done_by) if done_by >= 0})
+    walker, numbers = walk.walker_of([x.launch for x in steps])
+    rows = walk_table.table(steps, walker, numbers, (0,) * len(walker.launches), 0)
+    return walker, len(steps), int(rows[:, walk.W_WAITS].sum())
 
 
 def gpu_token(backend, shape, type):
@@ -64,8 +59,8 @@ def gpu_token(backend, shape, type):
 
 def of_a_layer(shape, type, said):
     """(launches, waits) of a layer."""
-    one, two = counts(shape, type, said)
-    return two[0] - one[0], two[1] - one[1]
+    (_, *one), (_, *two) = (walked(dataclasses.replace(shape, n_layer=n, n_vocab=256), type, said) for n in (1, 2))
+    return tuple(b - a for a, b in zip(one, two, strict=True))
 
 
 def token_lines(card):

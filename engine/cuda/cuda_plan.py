@@ -23,11 +23,11 @@ from ggjit.cuda.functions import argument_of, function_of
 from ggjit.cuda.libraries import chosen
 from ggjit.cuda.walk import PlanWalk, walk_of
 from ggjit.graphs.graph_plan import Plan
+from ggjit.graphs.plan_node import PlanParts
 from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_DST, N_SRC, N_WORK, V_ADDR, V_WORDS, WORD
 from ggjit.ops.core.shape import describe
-from ggjit.ops.cuda.matmul.quantize_columns import CODES
-from ggjit.ops.cuda.matmul.with_codes import with_codes
+from ggjit.ops.cuda.matmul.with_codes import before_product
 from ggjit.ops.cuda.native.launch import Gemm, Sort
 
 STATUS_WORDS = 2                # words of the status block, as ops/cuda/native/views.py reads them
@@ -58,14 +58,17 @@ class CUDAPlan(Plan):
                                f"{', '.join(describe(s) for s in t.src)}; a Scheduler gives it to the CPU")
         return _node_kernel(found)
 
-    def _fused(self, where):
+    def _fused(self, places):
         """The nodes; one before a product that takes its result as 8-bit codes leaves these, too (with_codes.py)."""
-        parts, n_kinds = list(self._singles), 1 + max((p.kind for p in self._singles), default=0)
-        for i, (p, q) in enumerate(itertools.pairwise(self._singles)):
-            first = q.kernel.launches[0]
-            if first.leaves == CODES and q.t.src[1].id == p.t.id and (made := with_codes(p.t)):
-                parts[i] = p._replace(kernel=_node_kernel(made), kind=p.kind + n_kinds)
-        return parts
+        single = self._singles
+        kinds, likes, kernels = single.kinds.copy(), dict(single.likes), single.kernels
+        n_kinds = 1 + max(likes, default=0)
+        for i, (t, product) in enumerate(itertools.pairwise(single.nodes)):
+            if made := before_product(t, product, kernels[i + 1].launches):
+                like = likes[int(kinds[i])]
+                kinds[i] += n_kinds
+                likes[int(kinds[i])] = like._replace(kernel=_node_kernel(made))
+        return PlanParts(single.nodes, single.ids, likes, kinds, single.ends, {})
 
     def _lay_out(self, places):
         super()._lay_out(places)

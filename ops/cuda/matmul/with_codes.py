@@ -79,9 +79,14 @@ def _of_glu(t):
 VALUES = {OP.MUL: _of_mul, OP.GLU: _of_glu}
 
 
-def with_codes(t):
-    """The Launches of node `t`, whose result a product takes as 8-bit codes of columns; None: by its own kernel and one
-    that quantises."""
+def before_product(t, product, of_product):
+    """The Launches of node `t`, which comes before a product by these Launches, if they leave the codes that it takes;
+    None: by its own kernel."""
+    takes_codes = of_product[0].leaves == quantize_columns.CODES and product.src[1].id == t.id
+    return _with_codes(t) if takes_codes else None
+
+
+def _with_codes(t):
     if t.op not in VALUES or t.ne[0] % 32 or t.ne[1] * t.ne[2] * t.ne[3] > MAX_ROWS or not is_contiguous(t) \
             or any(x.type is not F32 for x in (t, *t.src)) or not dense(*t.src) or launches(t) is None:
         return None

@@ -1,9 +1,11 @@
 """The CUDA device in the simulator: memory, streams, events, plans.  Run by test_cuda.py in a process of
 its own (NUMBA_ENABLE_CUDASIM=1); streams there do their work only when a thread waits, so a missing wait shows."""
 import concurrent.futures
+import dataclasses
 import gc
 import inspect
 import time
+import types
 import weakref
 
 import numpy as np
@@ -14,7 +16,7 @@ from helpers.device_contract import floats, on
 from helpers.sample import SEED
 
 import ggjit as gg
-from benchmarks import gpu_estimate, gpu_walk
+from benchmarks import gpu_compile, gpu_estimate, gpu_walk
 from ggjit.core.table import TABLE
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.ops.cuda.compiler import contract as contract_of_the_seam
@@ -421,3 +423,11 @@ MOST = {("F16", "0"): (20, 14), ("Q4_0", "0"): (21, 15), ("F16", "1"): (20, 13),
 def test_launches_and_waits_of_a_layer(gpu, type, piped):
     launches, waits = gpu_estimate.of_a_layer(gpu_walk.SHAPES[0], getattr(gg, type), piped)
     assert launches <= MOST[type, piped][0] and waits <= MOST[type, piped][1], (launches, waits)
+
+
+@pytest.mark.parametrize("piped", "01")
+def test_what_is_compiled_before_is_what_is_walked(gpu, piped):
+    """benchmarks.gpu_compile finds a token's walker without a device."""
+    shape = dataclasses.replace(gpu_walk.SHAPES[1], n_layer=2, n_vocab=9000)
+    walker, *_ = gpu_estimate.walked(shape, gg.Q4_0, piped)
+    assert walker.name in {x.name for x in gpu_compile.walkers(types.SimpleNamespace(dry=False))}

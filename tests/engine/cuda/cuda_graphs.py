@@ -194,8 +194,8 @@ def test_the_node_before_a_product_leaves_the_codes(gpu, monkeypatch, make):
     """The bits of a kernel of its own that quantises, by a launch less; the node's result is there, too."""
     x, z, w = (random_leaf(gpu, *leaf) for leaf in ((gg.F32, 96, 2), (gg.F32, 96, 2), (gg.Q8_0, 96, 8)))
     got, n_launches = [], []
-    for found in (cuda_plan.with_codes, lambda t: None):
-        monkeypatch.setattr(cuda_plan, "with_codes", found)
+    for found in (cuda_plan.before_product, lambda *args: None):
+        monkeypatch.setattr(cuda_plan, "before_product", found)
         h = make(x, z)
         plan, values = computed(gpu, gg.mul_mat(w, h), gg.neg(h))
         got.append(values)

@@ -249,6 +249,16 @@ def test_functions_of_a_kernel_share_its_memory(type, nbytes):
     assert built(launches_of(product(type, 128))[-1], (9, 0)).shared_nbytes == nbytes
 
 
+def test_the_benchmark_compiles_what_it_launches():
+    """benchmarks.gpu_compile finds the kernels of tokens and of the second set, in every way, Walkers first."""
+    from benchmarks import gpu, gpu_compile
+    names = [x.name for x in gpu_compile.all_of(("walk", "piped"), gpu.FULL, (9, 0))]
+    n = sum(name.startswith("walker") for name in names)
+    assert n >= 8 and all(name.startswith("walker") for name in names[:n])
+    for part in ("mul_mat_warpgroups_128x128_q4_0", "mul_mat_stream_q6_K", "swiglu_split_f32", "flash_attn_piped_f32"):
+        assert any(name.startswith(part) for name in names[n:]), part
+
+
 # ---------------------------------------------------------------- walkers
 def decoding(type, d=64):
     """The launches of the kinds of nodes that a llama's token has."""
