@@ -92,7 +92,8 @@ def test_every_package_is_listed():
 
 def test_one_folder_knows_the_compiler_of_cuda_kernels():
     """Kernels and the engine reach a compiler by ops/cuda/compiler alone; kernels call what its contract lists."""
-    promised = {*contract.functions(), *contract.functions((contract.WALKING,)), *contract.MAKERS}
+    promised = {*contract.functions(), *contract.functions((contract.WALKING, contract.WARPGROUPS)), *contract.MAKERS,
+                *contract.WARPGROUP_MAKERS}
     for module, path in MODULES.items():
         if module.startswith("ggjit.ops.cuda.compiler"):
             continue

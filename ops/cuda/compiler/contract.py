@@ -87,6 +87,7 @@ WARPGROUPS = """
 # groups of this thread's copies but the last n are in shared memory; inside, local.array(n, type name) is memory of one
 # thread, n known when compiled.  Of warpgroups wgmma(n, bf16) -> a function that multiplies (warpgroups.py)
 MAKERS = "device shared table copies_but local".split()
+WARPGROUP_MAKERS = "wgmma",
 
 
 def functions(texts=(MEMORY, THREADS, BITS, ARITHMETIC)):

@@ -31,7 +31,7 @@ class Accesses:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class MemoryRequests:
     """Requests of all warps at one place of the code: bytes of a lane, how many they are, what they take, what they
     would take at the least."""
     space: str
@@ -93,7 +93,7 @@ def turns(request):
 
 @contextlib.contextmanager
 def recorded():
-    """Inside the block launches are watched; gives a list that holds an Asked for each place afterwards."""
+    """Inside the block launches are watched; gives a list of MemoryRequests, one a place, afterwards."""
     out = []
     _places.clear()
     watching[0] = True
@@ -108,5 +108,5 @@ def recorded():
         for request in at.requests:
             taken, least = count(request)
             found[2:] = found[2] + 1, found[3] + taken, found[4] + least
-    out += [Asked(space, *found) for (space, _), found in totals.items()]
+    out += [MemoryRequests(space, *found) for (space, _), found in totals.items()]
     _places.clear()

@@ -316,7 +316,7 @@ def test_the_simulator_has_every_function_of_the_seam():
     for name, (n_parameters, _) in (contract_of_the_seam.functions() | contract_of_the_seam.functions(
             (contract_of_the_seam.WALKING, contract_of_the_seam.WARPGROUPS))).items():
         inspect.signature(getattr(core, name)).bind(*range(n_parameters))
-    assert all(hasattr(core, name) for name in contract_of_the_seam.MAKERS)
+    assert all(hasattr(core, name) for name in (*contract_of_the_seam.MAKERS, *contract_of_the_seam.WARPGROUP_MAKERS))
 
 
 def run(kernel, n_threads=64, n_blocks=1):

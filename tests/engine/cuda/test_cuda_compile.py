@@ -359,7 +359,7 @@ def test_numba_cuda_has_every_function_of_the_seam():
         f = getattr(core, name)
         f, extra = (f.py_func, 0) if hasattr(f, "py_func") else (f._defn, 1)            # intrinsics: typingctx first
         assert len(inspect.signature(f).parameters) == n_parameters + extra, name
-    assert all(hasattr(core, name) for name in contract.MAKERS)
+    assert all(hasattr(core, name) for name in (*contract.MAKERS, *contract.WARPGROUP_MAKERS))
 
 
 def test_an_unknown_gpu_is_a_typed_error():
