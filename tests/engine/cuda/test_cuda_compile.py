@@ -209,6 +209,17 @@ def test_kernels_beside_a_sort_by_cccl_spill_nothing(monkeypatch, build):
     assert all(built(x, random.choice(ARCHITECTURES)).spill_nbytes == 0 for x in (before, after))
 
 
+def test_kernels_that_leave_codes_spill_nothing():
+    """Those of a node before a product with quantised weights: no op's maker has them."""
+    from ggjit.ops.cuda.matmul.with_codes import before_product
+    x, gate = leaf(gg.F32, 512, 1), leaf(gg.F32, 1024, 1)
+    t = random.choice([gg.mul(x, leaf(gg.F32, 512)), gg.swiglu_split(x, x), gg.geglu(gate)])
+    y = gg.mul_mat(leaf(gg.Q8_0, 512, 64), t)
+    launch, = before_product(t, y, launches_of(y))
+    b = built(launch, random.choice(ARCHITECTURES))
+    assert b.spill_nbytes == 0 and b.registers <= 64 and launch.leaves_result == "codes"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cc", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 @pytest.mark.parametrize("name", HOT)
