@@ -356,15 +356,30 @@ def test_all_cores_are_compared_with_one_and_with_two_processes(bench, tmp_path,
     """Speeds are invented; the program beside is a script that answers as llama-bench does."""
     cores, pinned = bench("cores"), []
 
-    class Ours(contextlib.nullcontext):
-        workers = dict.fromkeys(("one", "two"), types.SimpleNamespace(ask=lambda *args: None))
+    class IkWorker:
+        closed = []
 
+        def __init__(self, engine, folder, OMP_NUM_THREADS):
+            assert (engine, folder) == ("ik", "some folder")
+            self.n_threads = int(OMP_NUM_THREADS)
+
+        def ask(self, method, *args, **kw):
+            assert method != "load" or kw["n_threads"] == self.n_threads
+            return 1 / self.n_threads
+
+        def close(self):
+            self.closed.append(self.n_threads)
+
+    class Ours(contextlib.nullcontext):
         def __enter__(self):
             return self
 
-        def load(self, path):
-            assert path == "some.gguf"
+        def load(self, network, path):
+            assert network.name in path
             return 1e6
+
+        def settle(self, name):
+            assert name in ("one", "two")
 
         def pin(self, pinned_=True):
             pinned.append(pinned_)
@@ -373,19 +388,33 @@ def test_all_cores_are_compared_with_one_and_with_two_processes(bench, tmp_path,
             return {"one": 100.0, "pair": 200.0, "two": 180.0}[name]
     program = tmp_path / "llama-bench"
     program.write_text(f"#!{sys.executable}\n" + "import json, sys\n"
-                       "t = int(sys.argv[sys.argv.index('-t') + 1])\n"
-                       "print(json.dumps([dict(n_prompt=p, n_gen=g, avg_ts=50.0 * t) for p, g in"
-                       " ((128, 0), (512, 0), (0, 64))]))\n")
+                       "said = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+                       "sizes = [(int(p), 0) for p in said['-p'].split(',')] + [(0, int(n)) for n in [said['-n']]]\n"
+                       "print(json.dumps([dict(n_prompt=p, n_gen=g, avg_ts=50.0 * int(said['-t']) + int(said['-embd']))"
+                       " for p, g in sizes if p or g]))\n")
     program.chmod(0o755)
     monkeypatch.setattr(cores, "Ours", Ours)
     monkeypatch.setattr(cores, "read_bandwidth", lambda n_threads: 1e9 * n_threads)
-    monkeypatch.setattr(cores, "NETWORKS", (cores.Network("tiny", lambda: "some.gguf"),))
+    monkeypatch.setattr(cores, "NETWORKS", (cores.Network("tiny", lambda: "tiny.gguf"),
+                                            cores.Network("text", lambda: "text.gguf", cores.ENCODER)))
+    monkeypatch.setattr(cores, "Worker", IkWorker)
+    monkeypatch.setenv("IK_LIB_DIR", "some folder")
     cores.main(["--llama-bench", str(program), "--rounds", "1"])
     said = capsys.readouterr().out
-    assert "| tiny, decode | 100 | 180 | 200 | 0.90 | 50 | 100 | 2.00 | 1.80 |" in said
+    assert "| tiny, decode | 100 | 180 | 200 | 0.90 | 50 | 100 | 2.00 | 1.80 | 64 | 128 | 1.56 | 1.41 |" in said
     assert said.count("| tiny, prompt") == 4 and "| tiny, decode, 2 | 100 | 180 | 1.80 |" in said
-    assert "| tiny | 1 | 0.10 | 1.00 | 0.10 | 0.18 | 2.00 | 0.09 |" in said
-    assert pinned == [True, False, True]
+    assert "| text, text of 128 | 100 | 180 | 200 | 0.90 | 51 | 101 | 1.96 | 1.78 |  |  |  |  |" in said
+    assert "| tiny | 1 | 0.10 | 1.00 | 0.10 | 0.18 | 2.00 | 0.09 |" in said and "| text | " not in said
+    assert pinned == [True, False, True] * 2 and IkWorker.closed == [1, 2]
+
+
+def test_a_copied_model_is_another_file(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv("GGJIT_CACHE_DIR", str(tmp_path))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    with bench("cores").copied(path) as copy:
+        assert copy.read_bytes() == b"weights" and not copy.samefile(path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_tiles_with_other_bytes_are_marked(bench):
