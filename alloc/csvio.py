@@ -19,7 +19,8 @@ from ggjit.ops.core.whole_file import whole_file
 
 COLUMNS = ("id", "lower", "upper", "size")
 LIMIT = 1 << 62
-SNAPSHOTS, LOGS, ONNX = (".json", ".pickle", ".pkl"), (".log", ".txt"), ".onnx"
+SNAPSHOTS = tuple(kind + packed for kind in (".json", ".pickle", ".pkl") for packed in ("", ".gz"))
+LOGS, ONNX = (".log", ".txt"), ".onnx"
 
 
 def _integer(text, name, line):
@@ -116,18 +117,25 @@ def read_trace(path, dims=()):
     if dims and not ending.endswith(ONNX):
         raise ParamError("--dim is for ONNX graphs (.onnx)")
     try:
-        if ending.endswith(SNAPSHOTS):
-            return read_torch_trace(path)
-        if ending.endswith(LOGS):
-            return read_ggml_log(path)
-        if ending.endswith(ONNX):
-            return read_onnx(path, dims)
-        with open(path, newline="", encoding="utf-8") as f:
-            return read_csv(f)
+        trace = _trace_of(path, ending, dims)
+        if sum(trace.size) >= LIMIT:
+            raise BadFile(f"its buffers have {sum(trace.size)} bytes in all, which do not fit 62 bits")
+        return trace
     except UnicodeDecodeError as e:
         raise BadFile(f"{path}: not text: {e.reason} at byte {e.start}") from None
     except BadFile as e:
         raise (e if str(e).startswith(str(path)) else BadFile(f"{path}: {e}")) from None
+
+
+def _trace_of(path, ending, dims):
+    if ending.endswith(SNAPSHOTS):
+        return read_torch_trace(path)
+    if ending.endswith(LOGS):
+        return read_ggml_log(path)
+    if ending.endswith(ONNX):
+        return read_onnx(path, dims)
+    with open(path, newline="", encoding="utf-8") as f:
+        return read_csv(f)
 
 
 @oom_guard("a problem from a file")

@@ -1,4 +1,4 @@
-"""What ggml's allocator wrote about a graph (a build with GGML_ALLOCATOR_DEBUG) as an offset problem.
+"""What ggml's allocator wrote about a graph (a build with AT_PRINTF of ggml-alloc.c) as an offset problem.
 
     ggml_dyn_tallocr_alloc: allocating ffn_out-3 (1179648 bytes) - block 2, offset 4718592, chunk 0
     ggml_gallocr_free_node: freeing ffn_out-3 at {chunk=0, offset=4718592} (1179648 bytes) - n_free_blocks = 3
@@ -66,8 +66,8 @@ def read_ggml_log(path):
     with open(path, encoding="utf-8", errors="replace") as f:
         events = [event for n, line in enumerate(f, 1) if (event := _event(line, n)) is not None]
     if not any(kind == "take" for kind, *_ in events):
-        raise BadFile("no line of ggml's allocator; it writes them when it is built with GGML_ALLOCATOR_DEBUG defined "
-                      "and AT_PRINTF switched on in ggml-alloc.c")
+        raise BadFile("no line of ggml's allocator; it writes them to its debug log when it is built with the "
+                      "AT_PRINTF of ggml-alloc.c that calls GGML_LOG_DEBUG")
     found, start = [], 0
     while start < len(events):
         end = _end_of_graph(events, start)

@@ -40,6 +40,8 @@ _remembering = ForkLock()
 def plan_graph(request, options=_GGML):
     """The GraphPlan of a PlanRequest: a place for every tensor that has no memory yet.
 
+        plan_graph(request, PlanOptions("best")).chunk_sizes        # bytes of the chunks of each buffer
+
     Errors: GraphError (cycle, foreign or repeated tensor), ShapeError (sizes), IndexRangeError (ids), ParamError.
     """
     make = functools.partial(Problem, request, options.in_place)

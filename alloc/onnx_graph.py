@@ -8,10 +8,13 @@ inside does not count.
 import math
 import os
 
+import numpy as np
+
 from ggjit.alloc.traces import AllocationTrace
 from ggjit.ops.core.errors import BadFile, ParamError, extra
 
 RENAMES = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+MAX_FOLDED = 1 << 12            # items of values that are computed, since shapes may depend on them
 _ITEM_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "STRING": 64}
 
 
@@ -23,8 +26,14 @@ def read_onnx(path, dims=()):
     onnx = extra("onnx", "onnx")
     try:
         model = onnx.load(os.fspath(path), load_external_data=False)
+        if not model.graph.node:
+            raise BadFile("no ONNX model, or one without nodes")
         _set_dims(model.graph, dict(dims))
-        graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+        _without_weights(onnx, model.graph)
+        constants, graph = _Constants(onnx, model), None
+        while graph is None or constants.fold(graph):       # more shapes are known then
+            model = onnx.shape_inference.infer_shapes(model)
+            graph = model.graph
     except OSError:
         raise
     except (ParamError, BadFile):
@@ -35,13 +44,71 @@ def read_onnx(path, dims=()):
     return _trace(onnx, graph)
 
 
+def _without_weights(onnx, graph):
+    """Large initializers become inputs of their type and shape, since each inference copies the model."""
+    large = [x for x in graph.initializer if math.prod(x.dims) > MAX_FOLDED]
+    small = [x for x in graph.initializer if math.prod(x.dims) <= MAX_FOLDED]
+    inputs = {v.name for v in graph.input}
+    graph.input.extend(onnx.helper.make_tensor_value_info(x.name, x.data_type, list(x.dims)) for x in large
+                       if x.name not in inputs)
+    del graph.initializer[:]
+    graph.initializer.extend(small)
+
+
+class _Constants:
+    """Values of a model that follow from its shapes and constants, such as the length of a position table's slice."""
+
+    def __init__(self, onnx, model):
+        self.onnx, self.opsets = onnx, {o.domain: o.version for o in model.opset_import}
+        self.evaluator = extra("onnx.reference", "onnx").ReferenceEvaluator
+        self.failed = set()                     # names of values that onnx's own evaluator cannot compute
+
+    def fold(self, graph):
+        """Nodes of known values become initializers; whether there was one."""
+        values = {x.name: self.onnx.numpy_helper.to_array(x) for x in graph.initializer
+                  if x.data_location != self.onnx.TensorProto.EXTERNAL}
+        types = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.input, *graph.output)}
+        left = []
+        for node in graph.node:
+            found = self._computed(node, values, types)
+            values |= found
+            graph.initializer.extend(self.onnx.numpy_helper.from_array(a, name) for name, a in found.items())
+            left += [] if found else [node]
+        n_before = len(graph.node)
+        del graph.node[:]
+        graph.node.extend(left)
+        return len(left) < n_before
+
+    def _computed(self, node, values, types):
+        """{name: array} of the node's results; {} where its inputs are not known or its results are large."""
+        sizes = [_sizes(types.get(name)) for name in node.output]
+        if None in sizes or sum(map(math.prod, sizes)) > MAX_FOLDED or node.domain not in ("", "ai.onnx") or \
+                node.op_type.startswith("Random") or any(a.HasField("g") or a.graphs for a in node.attribute) or \
+                not self.failed.isdisjoint(node.output):
+            return {}
+        inputs = {name: values.get(name) for name in node.input if name}
+        if node.op_type == "Shape" and _sizes(types.get(node.input[0])) is not None:
+            inputs = {node.input[0]: np.broadcast_to(np.False_, _sizes(types[node.input[0]]))}
+        if any(value is None for value in inputs.values()):
+            return {}
+        try:
+            made = self.evaluator(node, opsets=self.opsets).run(None, inputs)
+        except Exception:                       # whatever NumPy or the evaluator refuses: the shape stays unknown
+            self.failed |= set(node.output)
+            return {}
+        return dict(zip(node.output, map(np.asarray, made), strict=True))
+
+
+def _sizes(t):
+    """The shape of a tensor type, None where a dimension is open."""
+    if t is None or not t.HasField("shape") or not all(d.HasField("dim_value") for d in t.shape.dim):
+        return None
+    return tuple(d.dim_value for d in t.shape.dim)
+
+
 def _set_dims(graph, dims):
     """Write the sizes of named dimensions into the graph's inputs.  Errors: ParamError for a name that none has."""
-    named = {}
-    for value in graph.input:
-        for d in value.type.tensor_type.shape.dim:
-            if d.dim_param:
-                named.setdefault(d.dim_param, []).append(d)
+    named = _open_dims(graph)
     for name, size in dims.items():
         if name not in named:
             raise ParamError(f"--dim {name}: the model's inputs have no such dimension; they have "
@@ -58,6 +125,16 @@ def _set_dims(graph, dims):
                     d.dim_value = int(dims[d.dim_param])
 
 
+def _open_dims(graph):
+    """{name: [dimension]} of the inputs' dimensions without a size."""
+    named = {}
+    for value in graph.input:
+        for d in value.type.tensor_type.shape.dim:
+            if d.dim_param and not d.HasField("dim_value"):
+                named.setdefault(d.dim_param, []).append(d)
+    return named
+
+
 def _trace(onnx, graph):
     types = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output)}
     kept, nodes = {v.name for v in graph.output}, list(graph.node)
@@ -70,11 +147,13 @@ def _trace(onnx, graph):
             last[base.get(name, name)] = i
     for name in kept:
         last[base.get(name, name)] = len(nodes)
-    found = AllocationTrace([], [], [], [], None, "ONNX")
+    found, named = AllocationTrace([], [], [], [], None, "ONNX"), _open_dims(graph)
+    remedy = f"give {' '.join(f'--dim {x}=SIZE' for x in named)}" if named else \
+        "save the model with the shapes of its results"
     for i, node in enumerate(nodes):
         for name in node.output:
             if name and name not in base and name not in given:
-                found.add(i, max(last.get(name, i), i) + 1, _nbytes(onnx, types, name, node), name)
+                found.add(i, max(last.get(name, i), i) + 1, _nbytes(onnx, types, name, node, remedy), name)
     return found
 
 
@@ -88,18 +167,11 @@ def _reads(node):
             yield from (v.name for v in inner.output)
 
 
-def _nbytes(onnx, types, name, node):
-    t = types.get(name)
-    where = f"{name!r} of node {node.name or node.op_type!r} ({node.op_type})"
-    if t is None or not t.HasField("shape"):
-        raise ParamError(f"the shape of {where} cannot be told from the file; give its open dimensions with --dim "
-                         f"NAME=SIZE, or save the model with the shapes of its results")
-    sizes = []
-    for d in t.shape.dim:
-        if not d.HasField("dim_value"):
-            raise ParamError(f"{where} has an open dimension{' ' + d.dim_param if d.dim_param else ''}; give the open "
-                             f"dimensions of the inputs with --dim NAME=SIZE")
-        sizes.append(d.dim_value)
-    kind = onnx.TensorProto.DataType.Name(t.elem_type)
-    bits = _ITEM_BITS.get(kind) or 8 * onnx.helper.tensor_dtype_to_np_dtype(t.elem_type).itemsize
+def _nbytes(onnx, types, name, node, remedy):
+    sizes = _sizes(types.get(name))
+    if sizes is None:
+        raise ParamError(f"the shape of {name!r} of node {node.name or node.op_type!r} ({node.op_type}) is open; "
+                         f"{remedy}")
+    kind = onnx.TensorProto.DataType.Name(types[name].elem_type)
+    bits = _ITEM_BITS.get(kind) or 8 * onnx.helper.tensor_dtype_to_np_dtype(types[name].elem_type).itemsize
     return -(-math.prod(sizes) * bits // 8)

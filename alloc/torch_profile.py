@@ -9,6 +9,8 @@ Bytes are positive where memory is taken and negative where it is given back.  O
 bytes were taken on is read.  A buffer lives from the event that takes it to the one that gives it back, counted in
 events; one that was there before the trace begins with it, one that is never given back lives to its end.
 """
+import math
+
 from ggjit.alloc.traces import AllocationTrace, Held, number_of
 from ggjit.ops.core.errors import BadFile
 
@@ -28,7 +30,7 @@ def trace_of_profile(content):
         if isinstance(event, dict) and event.get("name") == NAME:
             args = event.get("args")
             if not isinstance(args, dict) or isinstance(event.get("ts"), bool) or \
-                    not isinstance(event.get("ts"), int | float):
+                    not isinstance(event.get("ts"), int | float) or not math.isfinite(event["ts"]):
                 raise BadFile(f"event {i}: a memory event has a time, ts, and args")
             device = tuple(x if isinstance(x, int) else str(x) for x in map(args.get, ("Device Type", "Device Id")))
             devices.setdefault(device, []).append((event["ts"], i, args))
@@ -43,16 +45,12 @@ def _trace(events, what):
     found = AllocationTrace([], [], [], [], None, what)
     held = Held(found)
     for step, (_, i, args) in enumerate(events):
-        at, change = number_of(args, "Addr", i), _change(args, i)
+        at, change = number_of(args, "Addr", f"event {i}"), _change(args, i)
         if change > 0:
             held.take(at, found.add(step, n, change), f"event {i}")
         elif change < 0:
-            k = held.release(at)
-            if k is None:                       # memory from before the trace began
-                found.add(0, max(step, 1), -change)
-            else:
-                found.upper[k] = step
-    reserved = max(number_of(args, "Total Reserved", i) for _, i, args in events)
+            held.free(at, -change, step, f"event {i}")
+    reserved = max(number_of(args, "Total Reserved", f"event {i}") for _, i, args in events)
     found.taken = reserved or _most_live(found, n)
     return found
 
@@ -60,8 +58,8 @@ def _trace(events, what):
 def _change(args, i):
     value = args.get("Bytes")
     if isinstance(value, int) and value < 0:
-        return -number_of({"Bytes": -value}, "Bytes", i)
-    return number_of(args, "Bytes", i)
+        return -number_of({"Bytes": -value}, "Bytes", f"event {i}")
+    return number_of(args, "Bytes", f"event {i}")
 
 
 def _most_live(trace, n):

@@ -2,7 +2,7 @@
 
     file                    read by             a buffer lives
     .csv                    csvio.py            as its line says; with a column `offset`, that is where it lay
-    .json .pickle .pkl      torch_trace.py      from PyTorch's `alloc` to its `free_completed`
+    .json .pickle .pkl      torch_trace.py      from PyTorch's `alloc` to its `free_completed`; .gz may follow
     .json                   torch_profile.py    from the memory event that takes it to the one that gives it back
     .log .txt               ggml_log.py         from ggml's "allocating" to its "freeing"
     .onnx                   onnx_graph.py       from the node that makes it to the last node that reads it
@@ -35,12 +35,12 @@ class AllocationTrace:
         return len(self.ids) - 1
 
 
-def number_of(event, name, i):
-    """The bytes, or the address, that event i says under `name`.  Errors: BadFile."""
+def number_of(event, name, where):
+    """The bytes, or the address, that an event says under `name`.  where: its number, for errors.  Errors: BadFile."""
     value = event.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64 or (
             name.lower() != "addr" and value >= MAX_NBYTES):
-        raise BadFile(f"event {i}: {name} is {value!r}, expected a number of bytes")
+        raise BadFile(f"{where}: {name} is {value!r}, expected a number of bytes")
     return value
 
 
@@ -59,7 +59,7 @@ class Held:
     """What lies where while a trace is read: {(room, address): number of a buffer}.  No two may share a byte."""
 
     def __init__(self, trace):
-        self._trace, self._buffers, self._addresses = trace, {}, {}
+        self._trace, self._buffers, self._addresses, self._freed = trace, {}, {}, {}
 
     def take(self, at, buffer, moment, room=0):
         """The buffer of that number lies at address `at`.  moment: where the trace says so, for errors.  Errors:
@@ -74,10 +74,6 @@ class Held:
         self._buffers[room, at] = buffer, moment
         addresses.insert(place, at)
 
-    def at(self, address, room=0):
-        """The number of the buffer that begins there; None."""
-        return self._buffers.get((room, address), (None,))[0]
-
     def release(self, at, room=0):
         """The number of the buffer at that address, which is gone now; None where there is none."""
         found = self._buffers.pop((room, at), None)
@@ -86,6 +82,18 @@ class Held:
         addresses = self._addresses[room]
         del addresses[bisect.bisect_left(addresses, at)]
         return found[0]
+
+    def free(self, at, nbytes, step, moment):
+        """The buffer at address `at` is gone at `step`; one that the trace has not seen was there before it began.
+        Errors: BadFile, where it was gone before."""
+        k = self.release(at)
+        if k is not None:
+            self._trace.upper[k] = step
+        elif nbytes:
+            if at in self._freed:
+                raise BadFile(f"{moment}: the {nbytes} bytes at {at} were freed already, by {self._freed[at]}")
+            self._trace.add(0, max(step, 1), nbytes)
+        self._freed[at] = moment
 
 
 def check_places(lines, lower, upper, size, offsets):

@@ -18,6 +18,8 @@ class InvalidPlan(GgjitError, AssertionError):
 def check_layout(lower, upper, size, offsets, alignment=1, capacity=None):
     """Raise InvalidPlan unless no two buffers that meet in time overlap and every offset is aligned and in bounds.
 
+        check_layout([0, 1], [2, 3], [64, 32], [0, 64])     # both live at step 1, side by side
+
     lower, upper: half-open steps; size, offsets: bytes.  Empty buffers may lie anywhere.
     """
     n = len(offsets)
@@ -171,6 +173,8 @@ class _Run:
 @oom_guard("the check of a memory plan")
 def check_graph_plan(request, plan, in_place=None, leafs_first=True):
     """Run the graph of a PlanRequest on tags: raise InvalidPlan when a node reads bytes that another tensor overwrote.
+
+        check_graph_plan(request, plan_graph(request))
 
     Also: offsets aligned and inside their chunk, views inside their source, in-place only with the same layout and an
     op that may, outputs (flagged, in `request.outputs`, and the last node) intact at the end.  A flag on a view alone

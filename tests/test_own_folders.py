@@ -25,37 +25,42 @@ def test_good():
     assert said.split() == [str(pathlib.Path.home()), str(cache_dir())]
 
 def test_bad():
-    pathlib.Path({bad!r}).write_text("64000")
+    for path in {bad!r}:
+        pathlib.Path(path).write_text("64000")
 """
 
 
 @pytest.fixture
 def project(tmp_path):
-    """project(bad)(*arguments): a run of two tests, one of which writes the file `bad` of the user's home."""
+    """project(*bad)(*arguments): a run of two tests, one of which writes the files `bad` of the user's home."""
     home = tmp_path / "home"
     (home / ".cache" / "ggjit" / "kernels").mkdir(parents=True)
     (home / ".config").mkdir()
     (home / ".cache" / "ggjit" / "kernels" / "reads-0.json").write_text("5000")
 
-    def make(bad):
+    def make(*bad):
         (tmp_path / "tests").mkdir()
         (tmp_path / "pytest.ini").write_text(f"[pytest]\ntestpaths = tests\n"
                                                  f"pythonpath = {shlex.quote(str(TESTS))}\n", encoding="utf-8")
         (tmp_path / "tests" / "conftest.py").write_text("pytest_plugins = ['helpers.own_folders']\n")
-        (tmp_path / "tests" / "test_it.py").write_text(TESTS_OF_A_PROJECT.format(home=str(home), bad=str(home / bad)),
-                                                       encoding="utf-8")
+        tests = TESTS_OF_A_PROJECT.format(home=str(home), bad=[str(home / path) for path in bad])
+        (tmp_path / "tests" / "test_it.py").write_text(tests, encoding="utf-8")
         env = {k: v for k, v in os.environ.items() if k != "GGJIT_CACHE_DIR" and not k.startswith(("XDG_", "PYTEST_"))}
         return lambda *args: subprocess.run([sys.executable, "-m", "pytest", "-q", *args], cwd=tmp_path, text=True,
                                             capture_output=True, timeout=300, env={**env, "HOME": str(home)})
     return make
 
 
-@pytest.mark.parametrize("bad,what", [(".cache/ggjit/kernels/reads-0.json", "written"), (".config/program", "new"),
-                                      (".cache/ggjit/kernels/reads-1.json", "new"), ("note", "new")])
-def test_what_a_test_writes_into_the_users_folders_fails_the_run(project, tmp_path, bad, what):
-    r = project(bad)("-n", "2" if what == "written" else "0")
+WRITTEN = {".cache/ggjit/kernels/reads-0.json": "written", ".config/program": "new", "note": "new",
+           ".cache/ggjit/kernels/reads-1.json": "new"}
+
+
+@pytest.mark.parametrize("n,bad", [(2, WRITTEN), (0, ["note"])])
+def test_what_a_test_writes_into_the_users_folders_fails_the_run(project, tmp_path, n, bad):
+    r = project(*bad)("-n", str(n))
     assert r.returncode == 1 and "2 passed" in r.stdout, r.stdout + r.stderr
-    assert f"{what}: {tmp_path / 'home' / bad}" in r.stdout and "1 changes" in r.stdout
+    assert all(f"{WRITTEN[path]}: {tmp_path / 'home' / path}\n" in r.stdout for path in bad)
+    assert f"\n{len(bad)} changes" in r.stdout
 
 
 def test_what_stays_in_the_runs_own_folders_is_no_finding_and_measured_times_are_not_kept(project, tmp_path):

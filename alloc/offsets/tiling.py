@@ -129,9 +129,11 @@ def _narrowest_choice(s, lo, hi, n):
                     s.counted[at] = end
                     s.n_choices[at] = _choices(s, p, q, side, n) - n
                 m = s.n_choices[at]
-                if m <= least and spared > 0:
+                if m > least or m == least and q - p >= v.q - v.p:
+                    continue
+                if spared > 0:
                     m += spared >= _level_above(s, p, q, side, lo, hi, spared)
-                if m == 0 or m < least or (m == least and q - p < v.q - v.p):
+                if m < least or m == least and q - p < v.q - v.p:
                     least = m
                     v.p, v.q, v.side = p, q, side
                 if m == 0:

@@ -180,10 +180,13 @@ registry = Registry()
 
 
 def init_backend(name="CPU", **options):
-    """A backend: init_backend("CPU", n_threads=2), init_backend("CPU:n_threads=2"), "best".
+    """A new backend of the device `name`; "best": of a GPU where there is one, else of the CPU.
 
-    The name ends at the first colon, the rest are parameters (ggml_backend_reg_init_backend_from_str).
-    Errors: ParamError for an unknown device or parameter.
+        cpu = gg.init_backend("CPU", n_threads=2)
+        cpu = gg.init_backend("CPU:n_threads=2")            # the same
+
+    The name ends at the first colon, the rest are parameters.  Errors: ParamError for an unknown device or parameter.
+    Source: ggml_backend_init_by_name, ggml_backend_init_best.
     """
     if not isinstance(name, str):
         raise ParamError(f"init_backend takes a device name such as 'CPU', got {name!r}")

@@ -70,6 +70,8 @@ def certificates(tls):
 def make_certificates(directory):
     """A CA of your own, and a certificate it signed for all nodes; returns the paths written.
 
+        gg.cluster.make_certificates("certs")               # copy the folder to every machine
+
     Private keys can be read by their owner alone.  Errors: ParamError if there are certificates already, MissingExtra.
     """
     extra("cryptography", "cluster")

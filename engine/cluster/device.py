@@ -202,6 +202,7 @@ class RemoteDevice(Device):
 
     # ------------------------------------------------------------ memory
     def new_arena(self, nbytes):
+        """(stream, number) of new memory of `nbytes` bytes at the worker.  Errors: OutOfMemory, DeviceLost."""
         with self._lock:
             self._n_arenas += 1
             arena, stream = self._n_arenas, self.stream

@@ -20,6 +20,8 @@ def serve(listen=LISTEN, scheduler=None, tls=None, memory_nbytes=None, n_threads
           said=print, own=None):
     """Lend this process's processor and memory until SIGTERM or Ctrl-C; returns what was done, as a dict.
 
+        gg.cluster.serve("tcp://127.0.0.1:8790")            # elsewhere: gg.cluster.connect of that address
+
     listen: tcp://127.0.0.1:PORT, or tls://HOST:PORT with `tls`, a directory of certificates; port 0: any.  scheduler:
     the address of a Dask scheduler to work for instead, in a process that is started again after failures.
     memory_nbytes: at most so much for drivers.  keep_nbytes: of weights that are kept on disk, so that a model which is

@@ -139,6 +139,7 @@ class Backend(Handle, HtmlRepr):
 
     @property
     def default_buffer_type(self):
+        """The BufferType of its device's own memory."""
         return self.device.buffer_type()
 
     def work_nbytes(self, node):
@@ -151,10 +152,12 @@ class Backend(Handle, HtmlRepr):
 
     @property
     def alignment(self):
+        """Bytes: tensors in its memory begin at multiples of this."""
         return self.default_buffer_type.alignment()
 
     @property
     def max_size(self):
+        """Bytes that one of its buffers can have at most."""
         return self.default_buffer_type.max_size()
 
     def free(self):
@@ -240,6 +243,7 @@ class Backend(Handle, HtmlRepr):
         return self.device.supports_buft(expect(buft, BufferType, "supports_buft"))
 
     def offload_op(self, t):
+        """Device.offload_op."""
         return self.device.offload_op(t)
 
     def event_record(self, event):

@@ -347,6 +347,7 @@ class MultiBuffer(Buffer):
 
     @property
     def usage(self):
+        """That of its first buffer; setting it sets that of all."""
         return self.buffers[0].usage
 
     @usage.setter
@@ -456,8 +457,11 @@ def require_unplaced(t):
 
 def tensor_alloc(buf, t, offs):
     """Place `t`, which has no memory, at byte `offs` of `buf`, a multiple of the type's alignment in the buffer or as
-    an address.  Errors: ParamError (a view, or it has memory), IndexRangeError, StaleHandle.  Source:
-    ggml_backend_tensor_alloc.
+    an address.
+
+        gg.tensor_alloc(cpu.default_buffer_type.alloc_buffer(256), ctx.new_tensor(gg.F32, (64,)), 0)
+
+    Errors: ParamError (a view, or it has memory), IndexRangeError, StaleHandle.  Source: ggml_backend_tensor_alloc.
     """
     if not buf.alive:
         raise StaleHandle(f"{buf!r} was freed; allocate another")

@@ -22,20 +22,36 @@ class Event(Handle):
 
 
 def event_new(device):
-    """An event of `device`, or None where it has none."""
+    """An event of `device`, or None where it has none.
+
+        e = gg.event_new(cpu.device)
+
+    Source: ggml_backend_event_new.
+    """
     handle = device.event_new()
     return None if handle is None else Event(device, handle)
 
 
 def event_free(event):
-    """Give the event back; None and a second call do nothing."""
+    """Give the event back; None and a second call do nothing.
+
+        gg.event_free(gg.event_new(cpu.device))
+
+    Source: ggml_backend_event_free.
+    """
     if event is not None and event.alive:
         event.alive = False
         event.device.event_free(event.handle)
 
 
 def event_record(event, backend):
-    """Set the point after everything submitted to `backend` so far."""
+    """Set the point after everything submitted to `backend` so far.
+
+        if e := gg.event_new(cpu.device):
+            gg.event_record(e, cpu)
+
+    Errors: ParamError (no event, a freed one, a backend of another device).  Source: ggml_backend_event_record.
+    """
     _check(event)
     if backend.device is not event.device:
         raise ParamError(f"{event!r} cannot be recorded on {backend!r}, a backend of {backend.device.name}")
@@ -45,7 +61,11 @@ def event_record(event, backend):
 def event_wait(backend, event):
     """Later work of `backend` waits for the event; the backend may be of another device.
 
+        if e := gg.event_new(cpu.device):
+            gg.event_wait(cpu, e)
+
     A stream understands the events of devices of its own kind; for those of others the caller waits.
+    Errors: ParamError (no event, a freed one).  Source: ggml_backend_event_wait.
     """
     _check(event)
     if type(backend.device) is type(event.device):
@@ -55,7 +75,13 @@ def event_wait(backend, event):
 
 
 def event_synchronize(event):
-    """Block until the event was reached."""
+    """Block until the event was reached.
+
+        if e := gg.event_new(cpu.device):
+            gg.event_synchronize(e)
+
+    Errors: ParamError (no event, a freed one).  Source: ggml_backend_event_synchronize.
+    """
     _check(event)
     event.device.event_synchronize(event.handle)
 

@@ -2,7 +2,6 @@
 
 Replaying a plan enters jitted code once (engine/cpu/thread_pool.py).
 """
-import itertools
 import weakref
 
 import numpy as np
@@ -11,7 +10,7 @@ from ggjit.core.config import debug
 from ggjit.core.host_buffer import HostBuffer
 from ggjit.core.kernels_ahead import announce
 from ggjit.cpu.check import require_right
-from ggjit.cpu.fusion import fuse_nodes
+from ggjit.cpu.fusion import fuse_nodes, still_permitted
 from ggjit.cpu.phases import phases
 from ggjit.cpu.repacked import RepackBuffer, is_repacked, kernel_of, repacked_ids
 from ggjit.cpu.sharing import least_nanoseconds
@@ -56,26 +55,24 @@ def work_memory():
 
 def reserve_work(backend, graph):
     """Make the scratch buffer large enough for a graph, so that plans of smaller ones share it."""
-    nodes, ids = nodes_to_compute(graph.nodes)
-    parts = plan_nodes(nodes, ids, lambda t: kernel_of(t, backend.n_threads), repacked_ids(nodes))
-    shared_work(backend, max((p.kernel.work_nbytes for p in parts if p.kernel is not None), default=0))
+    nodes, ids = nodes_to_compute(graph)
+    kinds = plan_nodes(nodes, ids, lambda t: kernel_of(t, backend.n_threads), repacked_ids(nodes)).likes.values()
+    shared_work(backend, max((p.kernel.work_nbytes for p in kinds if p.kernel is not None), default=0))
 
 
 def likely_parts(graph, n_threads, repacked=frozenset()):
-    """The PlanNodes that a plan of the graph will most likely have; none where a node has no kernel.
+    """The PlanParts that a plan of the graph will most likely have; none where a node has no kernel.
 
     Runs are fused as if every node had memory of its own.  repacked: ids of leaves that will lie in CPU_REPACK.
     """
-    nodes, ids = nodes_to_compute(graph.nodes)
+    nodes, ids = nodes_to_compute(graph)
     marked = frozenset(repacked) or repacked_ids(nodes)
 
     def choose(t):
         will_be = repacked and any(s is not None and s.id in repacked for s in t.src)
         return repack.kernel(t, n_threads) if will_be else kernel_of(t, n_threads)
     parts = plan_nodes(nodes, ids, choose, marked)
-    if any(p.kernel is None for p in parts):
-        return []
-    return fuse_nodes(parts, graph, lambda t: (t, 0), n_threads)
+    return () if any(p.kernel is None for p in parts.likes.values()) else fuse_nodes(parts, graph, None, n_threads)
 
 
 def needs(parts):
@@ -102,11 +99,11 @@ class CPUPlan(Plan):
                                f"`ggjit info` lists ops and types")
         return kernel
 
-    def _fused(self, where):
-        return fuse_nodes(self._singles, self.graph, where, self.n_threads) if self.fuse else self._singles
+    def _fused(self, places):
+        return fuse_nodes(self._singles, self.graph, places, self.n_threads) if self.fuse else self._singles
 
     def _codes(self):
-        announce(needs(self._kinds.values()))
+        announce(needs(self.parts.used[0]))
         return super()._codes()
 
     def _code(self, part):
@@ -117,35 +114,39 @@ class CPUPlan(Plan):
 
     def _lay_out(self, places):
         super()._lay_out(places)
-        costs, at = self._each(lambda p: float(p.kernel.cost)), np.array(self._starts[:-1], np.int64)
+        costs, at = self.parts.each(lambda p: float(p.kernel.cost)), np.array(self._starts[:-1], np.int64)
         tasks = self._tasks(costs)
         self.n_used, self.cost = int(tasks.max(initial=1)), float(costs.sum())
         own = any(hasattr(k, "code") for k in self._distinct())     # functions of users get the threads they asked for
         self.thread_choice = None if own else choice_of(self.n_used, self.cost)
         self._meet = None
         if self.n_used > 1:
-            self._share(places, tasks.tolist(), at)
+            self._share(places, tasks, at)
         self.rows[at + N_TASKS] = tasks
 
     def _share(self, places, tasks, at):
         """Note where all threads meet, and give the nodes between two meetings work memory of their own."""
         if self._placed_work:
-            self.rows[at + N_FLAGS] = [0 if a == b == 1 else BARRIER_AFTER for a, b in itertools.pairwise([*tasks, 1])]
+            meet = np.append((tasks[:-1] > 1) | (tasks[1:] > 1), tasks[-1] > 1)
+            self.rows[at + N_FLAGS] = np.where(meet, BARRIER_AFTER, 0)
             return
         self._laid, self._shared = self._lines(places), (tasks, self.work_nbytes)
-        self._meet, begins = phases(self.parts, places, *self._shared)
+        self._meet, begins = self._phases(places)
         self.rows[at + N_FLAGS] = np.where(self._meet, BARRIER_AFTER, 0)
-        sizes = [k.work_nbytes for k in self.kernels]
-        self.work_nbytes = max(map(sum, zip(begins, sizes, strict=True)), default=0)
-        self._work_begins = np.array([b for b, size in zip(begins, sizes, strict=True) if size > 0], np.int64)
+        sizes = self.parts.each(lambda p: p.kernel.work_nbytes)
+        self.work_nbytes = int((begins + sizes).max(initial=0))
+        self._work_begins = begins[sizes > 0]
+
+    def _phases(self, places):
+        return phases(self.parts, self._uses, self._tensors, places, *self._shared)
 
     def _still_fits(self, places):
-        if not super()._still_fits(places):
+        if not still_permitted(self.parts, places):
             return False
         if self._meet is None or self._lines(places) == self._laid:
             return True
         self._laid = self._lines(places)
-        return phases(self.parts, places, *self._shared)[0] == self._meet
+        return self._phases(places)[0] == self._meet
 
     def _lines(self, places):
         """The addresses of its views, as bytes."""
@@ -154,14 +155,14 @@ class CPUPlan(Plan):
 
     def _distinct(self):
         """Its kernels, each once."""
-        return [p.kernel for p in self._kinds.values()]
+        return [p.kernel for p in self.parts.used[0]]
 
     def _tasks(self, costs):
         """Threads that run each node: all, or one, where the others would find nothing to do or too little.  costs: of
         the nodes."""
         n = self.n_threads
         least = least_nanoseconds(n) if n > 1 else np.inf
-        large = (costs >= least) & ~self._each(lambda p: p.kernel.alone)
+        large = (costs >= least) & ~self.parts.each(lambda p: p.kernel.alone)
         shares = float(costs[large].sum()) * (1 - 1 / n) >= LEAST_SAVED * least
         return np.where(large & shares, n, 1)
 

@@ -18,65 +18,27 @@ import itertools
 import numpy as np
 
 from ggjit.core.table import TABLE
+from ggjit.cpu import fusion_walk as walk
 from ggjit.graphs.node_kinds import N_PARAM_WORDS
-from ggjit.graphs.plan_node import PlanNode
-from ggjit.graphs.plan_places import PlanPlaces
+from ggjit.graphs.plan_node import PlanNode, PlanParts, Spots
 from ggjit.ops.core.fusion_pattern import all_fusions
-from ggjit.ops.core.record import FLAG_COMPUTE, MAX_SRC, T_BUFFER, T_FLAGS, T_OP, T_SRC, T_VIEW_SRC, T_WORDS
-from ggjit.ops.native.jit import i64s, native
-
-# words of what `_describe` says of a node; word 0 is its kind
-_APART, _READS, _USES = 1, 2, 3
-_WORDS = _USES + 1 + MAX_SRC
-_NBYTES = _WORDS * 8
-_FAR = 16 * _WORDS              # words; no run is longer
+from ggjit.ops.core.record import T_OP
+from ggjit.ops.native.jit import address_of
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def _describe(table, n_rows, graph_, n_graph, outputs_, n_outputs, ids_, n, out_):
-    """For each node `ids_`: must its value be stored even if only a fused kernel reads it?  How often is it read?  And
-    for its result and each source: how many words before does that tensor stand last?  0: nowhere near, -1: there is
-    no source."""
-    t, graph, outputs = i64s(table, 1 << 40), i64s(graph_, n_graph), i64s(outputs_, n_outputs)
-    ids, out = i64s(ids_, n), i64s(out_, n * _WORDS)
-    n_reads, last = np.zeros(n_rows, np.int64), np.full(n_rows, -_FAR, np.int64)
-    is_output = np.zeros(n_rows, np.uint8)
-    for i in range(n_graph):
-        for j in range(MAX_SRC):
-            s = t[graph[i] * T_WORDS + T_SRC + j]
-            if s >= 0:
-                n_reads[s] += 1
-    for i in range(n_outputs):
-        is_output[outputs[i]] = 1
-    for i in range(n):
-        row, at = ids[i] * T_WORDS, i * _WORDS
-        out[at + _APART] = is_output[ids[i]] or t[row + T_VIEW_SRC] >= 0 or t[row + T_BUFFER] >= 0 \
-            or t[row + T_FLAGS] & ~FLAG_COMPUTE != 0
-        out[at + _READS] = n_reads[ids[i]]
-        for j in range(1 + MAX_SRC):
-            x, here = ids[i] if j == 0 else t[row + T_SRC + j - 1], at + _USES + j
-            out[here] = -1
-            if x >= 0:
-                out[here] = here - last[x] if here - last[x] < _FAR else 0
-                last[x] = here
-    return 0
+def fuse_nodes(singles, graph, places, n_threads):
+    """The PlanParts of a plan, one node each, with runs replaced by fused ones.  places: their PlanPlaces; None: every
+    tensor has memory of its own."""
+    ops = TABLE.words[singles.ids, T_OP].astype(np.uint8)
+    starts = np.flatnonzero(_begins_a_run()[ops[:-1], ops[1:]])
+    return _Fusing(singles, ops.tobytes(), graph, n_threads).parts(starts, places) if len(starts) else singles
 
 
-def fuse_nodes(singles, graph, where, n_threads):
-    """`singles` (PlanNodes of one node each, in order) with runs replaced by fused ones.  where(t) -> (buffer, offset).
-    """
-    ids = np.array([p.t.id for p in singles], np.int64)
-    ops = TABLE.words[ids, T_OP].astype(np.uint8)
-    starts = np.flatnonzero(_begins_a_run()[ops[:-1], ops[1:]]).tolist()
-    if not starts:
-        return singles
-    fusing, out, end = _Fusing(singles, ids, ops.tobytes(), graph, where, n_threads), [], 0
-    for i in starts:
-        found = fusing.at(i) if i >= end else None
-        if found:
-            out += [*singles[end:i], *found]
-            end = i + sum([len(p.nodes) for p in found])
-    return [*out, *singles[end:]] if out else singles
+def still_permitted(parts, places):
+    """Does the memory, as it is now, permit the fused parts?"""
+    uses, (first, last) = places.tensors.uses, places.spans()
+    return all(walk.all_permitted(like.spots.apart, len(like.spots.apart), runs, *runs.shape, uses, uses.shape[1],
+                                  first, last) for like, _, runs in parts.fused)
 
 
 @functools.cache
@@ -92,134 +54,157 @@ class _Fusing:
     """What is looked up for every run; nodes are numbers of `singles`.
 
     ops     of the nodes, as bytes
-    apart   must the node's value be stored even if only a fused kernel reads it?
-    reads   how often it is read
-    known   what was found for runs before.  Layers repeat: runs of nodes of the same kinds that read each other alike
-            and store the same results are a kind, too, and get one kernel, with other tensors.
-    tries   what `_tries` said of nodes before
+    facts   what `fusion_walk.describe` says of them
+    likes   {kind: a PlanNode of it}, of fused ones too.  Layers repeat: runs of nodes of the same kinds that read each
+            other alike and store the same results are a kind, and get one kernel, with other tensors.
+    known   {what a run is like: its kind, None: no kernel computes it}
     """
 
-    def __init__(self, singles, ids, ops, graph, where, n_threads):
-        self.singles, self.ops, self.where, self.n_threads = singles, ops, where, n_threads
-        self.fusions, self.known, self.facts = all_fusions(), {}, np.empty((len(ids), _WORDS), np.int64)
-        kinds = [p.kind for p in singles]
-        _describe(TABLE.words, TABLE.n_rows, graph.node_ids, len(graph.node_ids), graph.output_ids,
-                  len(graph.output_ids), ids, len(ids), self.facts)
-        self.facts[:, 0], self.n_kinds = kinds, 1 + max(kinds)
-        self.apart, self.reads = (self.facts[:, word].tolist() for word in (_APART, _READS))
-        self.as_bytes, self.tries = self.facts.tobytes(), {}
-        self.longest = _NBYTES * max((len(f.ops) for f in itertools.chain(*self.fusions.values())), default=0)
+    def __init__(self, singles, ops, graph, n_threads):
+        self.singles, self.ops, self.n_threads = singles, ops, n_threads
+        self.fusions, self.likes, self.known = all_fusions(), dict(singles.likes), {}
+        self.facts, self.n_kinds = walk.describe(graph, singles.ids, singles.kinds), 1 + max(singles.likes)
 
-    @functools.cached_property
-    def places(self):
-        """(numbers among the plan's tensors, first bytes, ends) [node][0: its result, 1 + j: source j]; None where
-        `where` looks tensors up one by one."""
-        if not isinstance(self.where, PlanPlaces):
-            return None
-        uses, (first, end) = self.where.tensors.uses, self.where.spans()
-        return [a.tolist() for a in (uses, first[uses], end[uses])]
-
-    def at(self, i):
-        """The PlanNodes of the longest run that begins at node i; None if there is none."""
-        window = self.as_bytes[i * _NBYTES:i * _NBYTES + self.longest]
-        if window not in self.tries:
-            self.tries[window] = self._tries(i)
-        for before, kind, n in self.tries[window]:
-            found = self._computed_again(before, i) if before else self._made(range(i, i + n), *kind)
-            if found:
-                return found if before else [found]
-        return None
+    def parts(self, starts, places):
+        """The PlanParts.  starts: nodes with which a run may begin."""
+        n, windows = len(self.ops), np.empty(len(starts), np.int64)
+        walk.number_windows(self.facts, n, starts, len(starts), windows)
+        first = dict(zip(windows[::-1].tolist(), starts[::-1].tolist(), strict=True))
+        tries = _Tries([self._tries(first[w]) for w in range(len(first))], self.likes)
+        took = tries.taken(starts, windows, n, places)
+        if not len(took):
+            return self.singles
+        end, n_own, kind, run, at = took.T
+        inside = np.zeros(n, np.int64)                      # of a part, but not its last node
+        inside[end - n_own] += 1
+        inside[end - 1] -= 1
+        ends = np.flatnonzero(np.cumsum(inside) == 0) + 1
+        kinds, part = self.singles.kinds[ends - 1], np.searchsorted(ends, end)
+        kinds[part] = kind
+        again = {i: tuple([k + first for k in tries.nodes_of[r]]) for i, r, first, n in
+                 zip(*(a.tolist() for a in (part, run, at, n_own)), strict=True) if n < len(tries.nodes_of[r])}
+        return PlanParts(self.singles.nodes, self.singles.ids, self.likes, kinds, ends, again)
 
     def _tries(self, i):
-        """What fits node i and its like where memory permits it: [(None, kind, number of nodes)], or (ops that are
-        computed again, None, 0)."""
-        tries = []
-        for fusion in self.fusions.get(self.singles[i].t.op, ()):
+        """What fits node i and its like where memory permits it: [[(nodes of a run, counted from i; how many are its
+        own, its kind)]]."""
+        tries, seen = [], set()
+        for fusion in self.fusions.get(self.singles.nodes[i].op, ()):
             before = fusion.ops[:fusion.again]
             run = self._run(before or fusion.ops, i)
-            if run and before:
-                tries += [(before, None, 0)] if (before, None, 0) not in tries and not self.apart[run[-1]] else []
-            elif run and (kind := self._kind(fusion, run)):
-                tries.append((None, kind, len(run)))
-        return tries
+            if run and before and before not in seen:
+                seen.add(before)
+                is_apart, n_reads = self.facts[run[-1], [walk.APART, walk.READS]].tolist()
+                if not is_apart:
+                    tries += self._computed_again(before, run, i + len(run), max(n_reads, 1))
+            elif run and not before and (kind := self._kind(fusion, run)) is not None:
+                tries.append([(run, len(run), kind)])
+        return [[(tuple([k - i for k in run]), n, kind) for run, n, kind in one] for one in tries]
 
     def _run(self, ops, i):
         """The nodes of these ops from node i on; () if there are others."""
         end = i + len(ops)
         return range(i, end) if self.ops[i:end] == bytes(ops) else ()
 
-    def _computed_again(self, before, i):
-        """PlanNodes of all readers of a result, each of which computes the nodes of the ops `before` that make it."""
-        n, first = len(before), self._run(before, i)
-        if not first or self.apart[first[-1]]:
-            return None
-        made, at, out = self.singles[first[-1]].t, i + n, []
-        left = max(self.reads[first[-1]], 1)
-        while left > 0:
-            fits = (self._matched(f, (*first, *rest), first[-1]) for f in self.fusions[before[0]]
-                    if f.ops[:f.again] == before and (rest := self._run(f.ops[n:], at)))
-            found = next(filter(None, fits), None)
-            if found is None:
-                return None
-            own = found.nodes[n:]
-            left -= sum(s.id == made.id for t in own for s in t.src)
-            at += len(own)
-            out.append(found if not out else found._replace(nodes=own, left_out=found.left_out & {t.id for t in own}))
-        return out if left == 0 else None
-
-    def _matched(self, fusion, run, free=-1):
-        """The fused PlanNode of `run`, or None.  free: a node that need not be stored, though several nodes read it."""
-        kind = self._kind(fusion, run, free)
-        return kind and self._made(run, *kind)
+    def _computed_again(self, before, first, at, left):
+        """The ways in which readers of a result, each of which computes the nodes `first`, of the ops `before`, that
+        make it, are runs from node `at` on: [[(run, how many are its own, kind)]].  left: reads of it that are left."""
+        made, ways = self.singles.nodes[first[-1]], []
+        for fusion in self.fusions[before[0]]:
+            rest = self._run(fusion.ops[len(before):], at) if fusion.ops[:fusion.again] == before else ()
+            if not rest or rest[-1] >= first[0] + walk.FAR:
+                continue
+            kind = self._kind(fusion, (*first, *rest), first[-1])
+            if kind is None:
+                continue
+            others = left - sum(s.id == made.id for k in rest for s in self.singles.nodes[k].src if s is not None)
+            n_own = len(rest) + (len(first) if rest[0] == first[-1] + 1 else 0)
+            one = (*first, *rest), n_own, kind
+            ways += [[one]] if others == 0 else [[one, *way] for way in self._computed_again(
+                before, first, rest[-1] + 1, others)] if others > 0 else []
+        return ways
 
     def _kind(self, fusion, run, free=-1):
-        """What `_found` says of such a run."""
+        """The kind of a run; None where it does not fit.  free: a node that need not be stored, though several nodes
+        read it."""
         key = id(fusion), free >= 0, self._alike(run)
         if key not in self.known:
-            nodes = tuple([self.singles[k].t for k in run])
-            needed = [self.apart[k] or self.reads[k] > 1 and k != free for k in run[:-1]]
-            kernels = [self.singles[k].kernel for k in run]
-            self.known[key] = _found(fusion, nodes, kernels, needed, self.n_threads, self.n_kinds + len(self.known))
+            nodes = tuple([self.singles.nodes[k] for k in run])
+            needed = [is_apart or n_reads > 1 and k != free for k, (is_apart, n_reads) in
+                      zip(run, self.facts[list(run[:-1])][:, [walk.APART, walk.READS]].tolist(), strict=False)]
+            kernels = [self.likes[int(self.singles.kinds[k])].kernel for k in run]
+            found = _found(fusion, nodes, kernels, needed, self.n_threads)
+            self.known[key] = None if found is None else self.n_kinds + len(self.known)
+            self.likes |= {} if found is None else {self.known[key]: found}
         return self.known[key]
-
-    def _made(self, run, like, left_out, reads, by_row, ahead, apart):
-        """The PlanNode of `run`, which is `like` another one; None where its memory forbids it."""
-        if self.places is not None:
-            numbers, first, end = self.places
-            for (k, j), (m, n), unless in apart:
-                a, b = first[run[k]][j], first[run[m]][n]
-                if a < end[run[m]][n] and b < end[run[k]][j] and not (unless and a == b):
-                    return None
-        nodes = tuple([self.singles[k].t for k in run])
-        reads_, by_row, ahead = (tuple([nodes[k].src[j - 1] if j else nodes[k] for k, j in some])
-                                 for some in (reads, by_row, ahead))
-        made = PlanNode(nodes[-1], like.kernel, like.module, reads_, nodes, like.params,
-                        frozenset([nodes[k].id for k in left_out]), by_row, ahead, like.kind,
-                        self.places and [numbers[run[k]][j] for k, j in reads])
-        return made if self.places is not None or made.permitted(self.where) else None
 
     def _alike(self, run):
         """Equal for runs of equal kinds that read each other alike and whose results are read alike."""
         if run[-1] - run[0] == len(run) - 1:
-            return self.as_bytes[run[0] * _NBYTES:(run[-1] + 1) * _NBYTES]
-        nodes = [self.singles[k].t for k in run]
+            return self.facts[run[0]:run[-1] + 1].tobytes()
+        nodes = [self.singles.nodes[k] for k in run]
         first, tensors = {}, (*nodes, *[s for t in nodes for s in t.src])
-        return (*[first.setdefault(id(x), k) for k, x in enumerate(tensors)], self.facts[list(run), :_USES].tobytes())
+        return (*[first.setdefault(id(x), k) for k, x in enumerate(tensors)],
+                self.facts[list(run), :walk.USES].tobytes())
 
 
-def _found(fusion, nodes, kernels, needed, n_threads, kind):
-    """(PlanNode of the run, numbers of the nodes left out; where reads, by_row, ahead and what must be apart stand:
-    (number of the node, 0 for its result, 1 + j for its source j)), or None."""
+class _Tries:
+    """The tries of all windows, as numbers (engine/cpu/fusion_walk.py).
+
+    nodes_of   [number of a run]: its nodes, counted from the first node of the window
+    """
+
+    def __init__(self, tries, likes):
+        """tries: of each window what `_Fusing._tries` found."""
+        runs = [run for window in tries for one in window for run in one]
+        self.nodes_of = [nodes for nodes, _, _ in runs]
+        apart = {kind: likes[kind].spots.apart for _, _, kind in runs}
+        starts = dict(zip(apart, itertools.accumulate(map(len, apart.values()), initial=0), strict=False))
+        ends, rows = list(itertools.accumulate(map(len, self.nodes_of), initial=0)), []
+        for (nodes, n, kind), begin, end in zip(runs, ends, ends[1:], strict=False):
+            rows.append((kind, n, nodes[-1] + 1, starts[kind], starts[kind] + len(apart[kind]), begin, end))
+        self.runs, self.nodes = (np.array(x, np.int64) for x in (rows, list(itertools.chain(*self.nodes_of))))
+        self.apart = np.concatenate([*apart.values(), np.zeros((0, walk.APART_WORDS), np.int64)])
+        ends = list(itertools.accumulate((len(one) for window in tries for one in window), initial=0))
+        covered = [one[-1][0][-1] + 1 for window in tries for one in window]
+        self.tries = np.array(list(zip(ends, ends[1:], covered, strict=False)), np.int64)
+        self.begins = np.array(list(itertools.accumulate(map(len, tries), initial=0)), np.int64)
+
+    def taken(self, starts, windows, n_nodes, places):
+        """The runs that are taken, a row of TOOK_ words each."""
+        out, uses, spans = np.empty((n_nodes, walk.TOOK_WORDS), np.int64), np.zeros((0, 0), np.int64), ()
+        if places is not None:
+            uses, spans = places.tensors.uses, places.spans()
+        where = np.array([address_of(a) for a in spans] or [0, 0], np.int64)
+        n = walk.take_runs(starts, windows, len(starts), self.begins, self.tries, self.runs, self.nodes, self.apart,
+                           uses, uses.shape[1], where, out)
+        return out[:n]
+
+
+def _found(fusion, nodes, kernels, needed, n_threads):
+    """The PlanNode of the run, or None.  needed: must the result be stored?"""
     stored = tuple(t for t, is_needed in zip(nodes, needed, strict=False) if is_needed)
     made = fusion.fused(nodes, stored, kernels, n_threads) if fusion.matches(nodes) else None
     if made is None:
         return None
     params = np.zeros(N_PARAM_WORDS, np.int64)
     params.view(np.int32)[:len(made.params)] = made.params
-    place = {id(s): (k, 1 + j) for k, t in enumerate(nodes) for j, s in enumerate(t.src)}
-    place |= {id(t): (k, 0) for k, t in enumerate(nodes)}
-    left_out = [k for k, is_needed in enumerate(needed) if not is_needed]
-    part = PlanNode(nodes[-1], made.kernel, fusion.module, (*made.reads, *stored), nodes, params,
-                    frozenset([nodes[k].id for k in left_out]), made.by_row, made.ahead, kind)
-    places = [[place[id(x)] for x in some] for some in (part.reads, part.by_row, part.ahead)]
-    return part, left_out, *places, [(place[id(t)], place[id(s)], unless) for t, s, unless in part.apart()]
+    spot = {id(s): (k, 1 + j) for k, t in enumerate(nodes) for j, s in enumerate(t.src)}
+    spot |= {id(t): (k, 0) for k, t in enumerate(nodes)}
+    reads = (*made.reads, *stored)
+    apart = [(*spot[id(t)], *spot[id(s)], unless) for t, s, unless in _apart(nodes, stored, reads, made)]
+    spots = Spots(tuple(k for k, is_needed in enumerate(needed) if not is_needed),
+                  *(tuple([spot[id(x)] for x in some]) for some in (reads, made.by_row, made.ahead)),
+                  np.array(apart, np.int64).reshape(-1, walk.APART_WORDS))
+    return PlanNode(nodes[-1], made.kernel, fusion.module, reads, nodes, params,
+                    frozenset([nodes[k].id for k in spots.left_out]), made.by_row, made.ahead, spots)
+
+
+def _apart(nodes, stored, reads, made):
+    """[(result, other tensor, unless)] that may not overlap; unless: they may where they begin at the same byte."""
+    written, found, free = [*stored, nodes[-1]], [], {x.id for x in (*nodes, *made.ahead)}
+    for k, t in enumerate(written):
+        found += [(t, other, False) for other in written[k + 1:]]
+        found += [(t, s, t.nb == s.nb and t.ne == s.ne and any(s.id == x.id for x in made.by_row))
+                  for s in reads if s.id not in free]
+    return found

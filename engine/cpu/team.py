@@ -36,8 +36,8 @@ WINDOW, FIRST_PAUSE, MOST_PAUSE = 50, 8, 512    # milliseconds
 
 @exact
 def begin(sync, nth, changes):
-    """Threads of a run's first stretch, nth where the team of this run does not change."""
-    st_i64(sync + S_MOST, nth if changes else 0)
+    """Threads of a run's first stretch, nth where the team of this run does not change, as that of one thread."""
+    st_i64(sync + S_MOST, nth if changes and nth > 1 else 0)
     st_i64(sync + S_POSTED, 0)
     store_release(sync + S_LEAVE_AT, 0)
     if nth == 1:

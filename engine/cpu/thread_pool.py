@@ -262,8 +262,12 @@ def the_pool():
 
 
 def threadpool():
-    """The process-wide thread pool: `.poll`, `.pause()`, `.resume()`, `.set_affinity(cores)`.  Thread counts belong to
-    backends: `cpu.n_threads = 2`.  Source: ggml_threadpool_params, ggml_threadpool_pause."""
+    """The process-wide thread pool: `.poll`, `.pause()`, `.resume()`, `.set_affinity(cores)`.
+
+        gg.threadpool().pause()             # its threads sleep until `resume`
+
+    Thread counts belong to backends: `cpu.n_threads = 2`.  Source: ggml_threadpool_params, ggml_threadpool_pause.
+    """
     return the_pool()
 
 

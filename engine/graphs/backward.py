@@ -146,6 +146,8 @@ def grad(loss, wanted):
 def set_loss(t):
     """Mark a scalar result as the loss that build_backward_expand starts from.  Returns it.
 
+        loss = gg.set_loss(gg.sum(gg.sqr(w)))
+
     Errors: ShapeError, TypeMismatch unless it is one F32 element.  Source: ggml_set_loss.
     """
     _check_loss(t)
@@ -158,6 +160,9 @@ class BackwardGraph(Graph):
 
 def build_backward_expand(ctx, graph, grad_accs=None):
     """A graph that computes `graph` and the gradients of all its parameters; graph_get_grad(it, w) is that of w.
+
+        backward = gg.build_backward_expand(ctx, gg.Graph(gg.set_loss(gg.sum(gg.sqr(gg.set_param(w))))))
+        gg.compute(gg.graph_get_grad(backward, w))
 
     ctx: where the nodes go.  The parameters are the leaves marked by set_param, the losses the nodes marked by
     set_loss (several are added up).  grad_accs: None, or {parameter: F32 tensor of its shape}: gradients are added to
@@ -205,17 +210,32 @@ def _check_accumulators(accumulators, wanted):
 
 
 def graph_get_grad(graph, t):
-    """The gradient of t in a graph made by build_backward_expand, or None.  Source: ggml_graph_get_grad."""
+    """The gradient of t in a graph made by `build_backward_expand`, or None.
+
+        gg.graph_get_grad(backward, w)
+
+    Source: ggml_graph_get_grad.
+    """
     return getattr(graph, "gradients", {}).get(t.id)
 
 
 def graph_get_grad_acc(graph, t):
-    """The tensor that the gradient of t is added up in, or None.  Source: ggml_graph_get_grad_acc."""
+    """The tensor in which `build_backward_expand` adds up the gradient of t, or None.
+
+        gg.graph_get_grad_acc(backward, w)
+
+    Source: ggml_graph_get_grad_acc.
+    """
     return getattr(graph, "accumulators", {}).get(t.id)
 
 
 def graph_reset(graph):
-    """Zeros in the gradient accumulators and in the moments of opt_step_adamw nodes.  Source: ggml_graph_reset."""
+    """Zeros in the gradient accumulators and in the moments of opt_step_adamw nodes.
+
+        gg.graph_reset(backward)
+
+    Errors: NotAllocated.  Source: ggml_graph_reset.
+    """
     moments = [m for t in graph.nodes if t.op == OP.OPT_STEP_ADAMW for m in t.src[2:4]]
     for t in (*getattr(graph, "accumulators", {}).values(), *moments):
         t.set_bytes(bytes(t.nbytes))

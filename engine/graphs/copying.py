@@ -37,6 +37,7 @@ class GraphCopy:
         return found
 
     def free(self):
+        """Free the copies and their memory; a second call does nothing."""
         if self.buffer is not None:
             self.buffer.free()
         self.ctx.free()
@@ -44,6 +45,9 @@ class GraphCopy:
 
 def graph_copy(backend, graph):
     """Every tensor of `graph` with its values, ops, parameters, names and flags, in `backend`'s memory.
+
+        copy = gg.graph_copy(cpu, graph)
+        copy.of(t).numpy()
 
     Leaves need memory; results with memory of their own are copied, others are zero until they are computed.
     Errors: NotAllocated, OutOfMemory; nothing is kept then.  Source: ggml_backend_graph_copy.
@@ -92,6 +96,9 @@ def _dup(ctx, t, copies):
 
 def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
     """Run `graph` node by node on two backends; callback(i, t1, t2) -> False ends the comparison there.
+
+        gg.compare_graph_backend(cpu, gg.init_backend("CPU", n_threads=2), graph,
+                                 lambda i, t1, t2: (t1.numpy() == t2.numpy()).all())
 
     t2 is a copy of node i.  t1 is the node itself, as in ggml, where the graph has memory (GraphAllocator) in which
     backend1 computes, else a copy, too; so with test_nodes.

@@ -84,10 +84,10 @@ class Plan(Results, HtmlRepr):
         self.started = False                # True once a run has begun
         self.failed = False                 # the last run did not finish: there are no results
         self._me = weakref.ref(self)
-        computed, ids = nodes_to_compute(graph.nodes)
+        computed, ids = nodes_to_compute(graph)
         with oom_guard(f"a plan of {len(computed)} nodes"):
             self._singles = plan_nodes(computed, ids, self._choose, self._marked)
-            self._tensors = PlanTensors(computed, ids, graph.placed or TABLE.has_strays())
+            self._tensors = PlanTensors(self._singles, graph.placed or TABLE.has_strays())
             places = self._check_places()
             self._lay_out(places)
             self._resolve(places)
@@ -99,8 +99,8 @@ class Plan(Results, HtmlRepr):
         """The kernel of node t: `.name`, `.work_nbytes`, `.cost`.  Errors: NotSupported."""
         raise NotSupported(f"{type(self).__name__} has no kernels")
 
-    def _fused(self, where):
-        """The PlanNodes, runs of nodes that one kernel computes put together.  where(t) -> (buffer, offset)."""
+    def _fused(self, places):
+        """The PlanParts, runs of nodes that one kernel computes put together.  places: a PlanPlaces."""
         return self._singles
 
     def _code(self, part):
@@ -152,7 +152,7 @@ class Plan(Results, HtmlRepr):
         if self._marked or any(map(self._is_particular, places.used(slice(None)))):
             for x in tensors.handles:
                 self._check_place(x, places(x)[0])
-        if any(buf.read_only for buf in places.used(np.concatenate([tensors.uses[:, 0], tensors.updated]))):
+        if any(buf.read_only for buf in places.used(np.concatenate([tensors.uses[:, 0], tensors.updates[1]]))):
             check_writable(tensors.nodes, places)
         return places
 
@@ -186,17 +186,12 @@ class Plan(Results, HtmlRepr):
 
     def _lay_out(self, places):
         """Choose fusions for the memory as it is and write the NODE rows, all but the addresses."""
-        self.parts = self._fused(places)
-        self.nodes, self.kernels = [p.t for p in self.parts], [p.kernel for p in self.parts]
-        kinds = [p.kind for p in self.parts]
-        self._kinds = dict(zip(kinds, self.parts, strict=True))                 # {kind: a part of it}
-        number = {kind: k for k, kind in enumerate(self._kinds)}
-        self._kind_of = np.array([number[kind] for kind in kinds], np.int64)    # of each part its place among them
-        views = self._numbered_views()
-        starts = np.zeros(len(kinds) + 1, np.int64)
-        np.cumsum(_NODE_WORDS[self._n_reads], out=starts[1:])
-        placed, work = getattr(self.placement, "work", None), self._each(lambda p: p.kernel.work_nbytes)
-        self._placed_work = {i: p.t.id for i, p in enumerate(self.parts)
+        self.parts = parts = self._fused(places)
+        n_reads, self._uses = self._numbered_views()
+        starts = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum(_NODE_WORDS[n_reads], out=starts[1:])
+        placed, work = getattr(self.placement, "work", None), parts.each(lambda p: p.kernel.work_nbytes)
+        self._placed_work = {i: p.t.id for i, p in enumerate(parts)
                              if 0 < work[i] <= placed.get(p.t.id, (None, 0, 0))[2]} if placed else {}
         beside = np.delete(work, list(self._placed_work)) if self._placed_work else work
         self.work_nbytes = int(beside.max(initial=0))
@@ -205,35 +200,35 @@ class Plan(Results, HtmlRepr):
         self.rows = store[skip:skip + starts[-1]]
         self._first = self.rows.__array_interface__["data"][0]
         self._starts = starts.tolist()
-        self._write_rows(starts, work, views)
+        self._write_rows(starts, work, self._uses)
         self._work_begins = 0
         self._work_words = starts[:-1][work > 0] + r.N_WORK
 
-    def _each(self, fact):
-        """An array of fact(part) for every part, asked once for each kind."""
-        return np.array([fact(part) for part in self._kinds.values()] or [0])[self._kind_of]
+    @property
+    def nodes(self):
+        """The last node of each part."""
+        return self.parts.results
+
+    @property
+    def kernels(self):
+        return self.parts.kernels
 
     def _numbered_views(self):
-        """For each part the numbers of its result and of what it reads, -1 for none; notes which results are stored."""
-        tensors, last, fused = self._tensors, np.arange(len(self._singles)), ()
-        self._is_stored = np.ones(len(last), bool)
-        if self.parts is not self._singles:
-            last = np.cumsum([len(p.nodes) for p in self.parts]) - 1
-            fused = [(i, p) for i, p in enumerate(self.parts) if p.params is not None]
-        self._n_reads, views = tensors.n_sources[last], tensors.uses[last]
-        missing = 1 + max((len(p.reads) for _, p in fused), default=0) - views.shape[1]
+        """(how many tensors each part reads; the numbers of its result and of those, -1 for none)"""
+        tensors, fused, last = self._tensors, self.parts.fused, self.parts.ends - 1
+        n_reads, views = tensors.n_sources[last], tensors.uses[last]
+        missing = 1 + max((len(p.reads) for p, _, _ in fused), default=0) - views.shape[1]
         if missing > 0:
             views = np.concatenate([views, np.full((len(views), missing), -1)], 1)
-        for i, p in fused:
-            self._n_reads[i], end = len(p.reads), int(last[i]) + 1
-            views[i, 1:] = -1
-            views[i, 1:1 + len(p.reads)] = p.numbers or [-1 if x is None else tensors.number(x) for x in p.reads]
-            self._is_stored[end - len(p.nodes):end] = [t.id not in p.left_out for t in p.nodes]
-        return views
+        for p, parts, runs in fused:
+            n_reads[parts], views[parts, 1:] = len(p.reads), -1
+            nodes, spots = np.array(p.spots.reads, np.int64).reshape(-1, 2).T
+            views[parts, 1:1 + len(p.reads)] = tensors.uses[runs[:, nodes], spots]
+        return n_reads, views
 
     def _codes(self):
         """For each part its kernel's word in NODE rows."""
-        return self._each(self._code)
+        return self.parts.each(self._code)
 
     def _write_rows(self, starts, work, views):
         """All rows at once.  starts: of each row, then the end of the last; work: bytes that each kernel works in."""
@@ -247,9 +242,8 @@ class Plan(Results, HtmlRepr):
         self._view_words = (at[:, None] + VIEWS[:views.shape[1]])[given]
         write_rows(TABLE.words, rows, at, tensors.ids[views[:, 0]], len(at), self._view_words, tensors.ids[numbers],
                    len(numbers))
-        for p, start in zip(self.parts, self._starts, strict=False) if self.parts is not self._singles else ():
-            if p.params is not None:
-                rows[start + r.N_PARAMS:start + r.N_PARAMS + len(p.params)] = p.params
+        for p, parts, _ in self.parts.fused:
+            rows[at[parts, None] + np.arange(r.N_PARAMS, r.N_PARAMS + len(p.params))] = p.params
 
     @property
     def _views(self):
@@ -259,7 +253,7 @@ class Plan(Results, HtmlRepr):
     def _still_fits(self, places):
         """Does the layout hold for the memory as it is now?  A tensor may have moved to where a fused kernel would
         overwrite what it reads."""
-        return all(p.permitted(places) for p in self.parts if p.params is not None)
+        return True
 
     def _resolve(self, places):
         """Write the address of every view; called again when something moved."""
@@ -280,7 +274,7 @@ class Plan(Results, HtmlRepr):
         self.rows[self._view_words] = places.addresses(self._view_numbers, begin)
         self._buffers = list(buffers.values())
         self._held = {k: held for k, (held, _) in memory.items()}
-        stored_in = places.used(self._tensors.uses[self._is_stored, 0])
+        stored_in = places.used(self._tensors.uses[self.parts.is_stored, 0])
         self._written = list({id(b): b for b in (*stored_in, *working)}.values())
         self._work = self._work_buffer()
         self.rows[self._work_words] = self._work.base + self._work_begins
@@ -294,7 +288,7 @@ class Plan(Results, HtmlRepr):
     def _note_written(self):
         """The leaves this plan computes into: their versions rise with a run (engine/core/versions.py)."""
         tensors = self._tensors
-        ids = tensors.ids[np.concatenate([tensors.uses[:, 0], tensors.updated])] if not self.graph.placed else \
+        ids = tensors.ids[np.concatenate([tensors.uses[:, 0], tensors.updates[1]])] if not self.graph.placed else \
             np.zeros(0, np.int64)
         ids = np.where((viewed := TABLE.words[ids, r.T_VIEW_SRC]) >= 0, viewed, ids)
         placed = set(ids[TABLE.words[ids, r.T_BUFFER] >= 0].tolist())
@@ -327,8 +321,8 @@ class Plan(Results, HtmlRepr):
             try:
                 if debug:
                     self._compute_in_debug()
-                elif self.nodes:
-                    self._run(0, len(self.nodes))
+                elif self.rows.size:
+                    self._run(0, len(self._starts) - 1)
                 self.failed = False
                 self.runs += 1
             finally:

@@ -70,9 +70,10 @@ def _same_kind(t, a, b, marks, n_marks):
     return True
 
 
-@native("i64(i64, i64, i64, i64, i64, i64)")
-def _number(table, ids_, n, marks_, n_marks, kinds_):
+@native("i64(i64, i64, i64, i64, i64, i64, i64)")
+def _number(table, ids_, n, marks_, n_marks, kinds_, places_):
     t, ids, kinds, marks = i64s(table, 1 << 40), i64s(ids_, n), i64s(kinds_, n), u8s(marks_, n_marks)
+    places = i64s(places_, n)
     mask = np.int64(15)
     while mask < 2 * n:
         mask = 2 * mask + 1
@@ -82,19 +83,20 @@ def _number(table, ids_, n, marks_, n_marks, kinds_):
         while first[h] >= 0 and not _same_kind(t, ids[i], first[h], marks, n_marks):
             h = (h + 1) & mask
         if first[h] < 0:
-            first[h], kind_at[h] = ids[i], n_kinds
+            first[h], kind_at[h], places[n_kinds] = ids[i], n_kinds, i
             n_kinds += 1
         kinds[i] = kind_at[h]
     return n_kinds
 
 
 def kinds_of(ids, marked=frozenset()):
-    """For each node (row of the table) the number of its kind, in the order in which kinds appear.
+    """(the number of its kind for each node (row of the table), in the order in which kinds appear; the place of the
+    first node of each kind)
 
     Of one kind are nodes with the same op, type, sizes, strides and parameters, whose sources have the same types,
     sizes and strides, begin at the same byte of what they view, and are, or view, `marked` tensors (ids) alike.
     """
-    kinds, marks = np.empty(len(ids), np.int64), np.zeros(TABLE.n_rows if marked else 0, np.uint8)
+    kinds, marks = np.empty((2, len(ids)), np.int64), np.zeros(TABLE.n_rows if marked else 0, np.uint8)
     marks[list(marked)] = 1
-    _number(TABLE.words, ids, len(ids), marks, len(marks), kinds)
-    return kinds
+    kinds, places = kinds
+    return kinds, places[:_number(TABLE.words, ids, len(ids), marks, len(marks), kinds, places)]

@@ -37,6 +37,13 @@ class PlanPlaces:
         first = (self.at << _BUFFER_BITS) + self.offs
         return first, first + sizes
 
+    def lines(self, nbytes):
+        """(first lines, ends) of the tensors in lines of so many bytes: buffers over the same memory are the same
+        lines."""
+        first, last = self.spans()
+        begin = self.addresses(slice(None), [0 if b is None else b.base for b in self.buffers])
+        return begin // nbytes, -(-(begin + last - first) // nbytes)
+
     def used(self, numbers):
         """The buffers in which these tensors lie, each once."""
         return [self.buffers[k] for k in np.flatnonzero(np.bincount(self.at[numbers])).tolist()]

@@ -68,16 +68,17 @@ def write_rows(table, rows_, starts_, node_ids_, n, views_, view_ids_, n_views):
 
 
 class PlanTensors:
-    """nodes, node_ids: handles, their rows.  by_handle: tensors may share a row, or a row may be another tensor's.
+    """singles: PlanParts of one node each.  by_handle: tensors may share a row, or a row may be another tensor's.
 
     ids        the row of each tensor
     uses       of each node the numbers of its result and of its sources, -1 for none
     n_sources  of each node, absent ones in between counted
     """
 
-    def __init__(self, nodes, node_ids, by_handle):
-        self.nodes, self.by_handle, self.key = nodes, by_handle, id if by_handle else operator.attrgetter("id")
-        self.n_sources = np.array([len(t.src) for t in nodes], np.int64)
+    def __init__(self, singles, by_handle):
+        self.nodes = nodes = singles.nodes
+        self.by_handle, self.key = by_handle, id if by_handle else operator.attrgetter("id")
+        self.n_sources = singles.each(lambda p: len(p.reads))
         width = 1 + int(self.n_sources.max(initial=0))
         if by_handle:
             self.ids = np.array([x.id for x in self.handles], np.int64)
@@ -85,9 +86,9 @@ class PlanTensors:
             self.uses = np.array([row + [-1] * (width - len(row)) for row in uses], np.int64).reshape(-1, width)
         else:
             uses, ids = np.empty((len(nodes), _WIDTH), np.int64), np.empty(len(nodes) * _WIDTH, np.int64)
-            self.ids = ids[:_number(TABLE.words, node_ids, len(nodes), TABLE.n_rows, uses, ids)].copy()
+            self.ids = ids[:_number(TABLE.words, singles.ids, len(nodes), TABLE.n_rows, uses, ids)].copy()
             self.uses = uses[:, :width].copy()
-        self.ops = TABLE.words[node_ids, T_OP]
+        self.ops = TABLE.words[singles.ids, T_OP]
 
     @functools.cached_property
     def handles(self):
@@ -108,12 +109,11 @@ class PlanTensors:
         return self._numbers[self.key(t)]
 
     @functools.cached_property
-    def updated(self):
-        """Numbers of the sources that their nodes write."""
-        updating = ops_with("updates")
-        at = np.flatnonzero(_updates()[self.ops]).tolist()
-        return np.array([self.uses[i, 1 + j] for i in at for j in updating[self.nodes[i].op]], np.int64)
-
+    def updates(self):
+        """(nodes that write sources, one entry for each source; the numbers of those)"""
+        updating, at = ops_with("updates"), np.flatnonzero(_updates()[self.ops]).tolist()
+        found = [(i, self.uses[i, 1 + j]) for i in at for j in updating[self.nodes[i].op]]
+        return np.array(found, np.int64).reshape(-1, 2).T
 
 @functools.cache
 def _updates():

@@ -92,10 +92,10 @@ class TensorAllocator(Handle):
         # id -> weak reference to a tensor that was given back and not placed again
         self._given_back = {}
 
-    is_measure = property(lambda self: self._places.is_measure)
+    is_measure = property(lambda self: self._places.is_measure, doc="True: it counts bytes and gives no memory.")
     max_size = property(lambda self: self._places.max_size, doc="Highest end of any tensor so far, in bytes.")
     blocks = property(lambda self: self._places.blocks, doc="Free blocks as (offs, size), by address.")
-    alignment = property(lambda self: self._places.alignment)
+    alignment = property(lambda self: self._places.alignment, doc="Bytes: places are multiples of this.")
 
     def _check(self):
         if not self.is_measure and (self.buffer is None or not self.buffer.alive):
@@ -218,6 +218,7 @@ class Allocr(Handle):
 
     @classmethod
     def new_from_buffer(cls, buffer):
+        """An allocator over a buffer that is the caller's."""
         return cls(TensorAllocator(expect(buffer, Buffer, "new_from_buffer")))
 
     @classmethod
@@ -227,10 +228,11 @@ class Allocr(Handle):
 
     @classmethod
     def new_measure_from_backend(cls, backend):
+        """An allocator that measures for the backend's default type, or for a buffer type."""
         return cls(TensorAllocator(expect(backend, (Backend, BufferType), "new_measure_from_backend")))
 
-    buffer = property(lambda self: self.talloc.buffer)
-    is_measure = property(lambda self: self.talloc.is_measure)
+    buffer = property(lambda self: self.talloc.buffer, doc="Where tensors are placed; None where it measures.")
+    is_measure = property(lambda self: self.talloc.is_measure, doc=TensorAllocator.is_measure.__doc__)
     max_size = property(lambda self: self.talloc.max_size, doc=TensorAllocator.max_size.__doc__)
 
     def alloc(self, t):

@@ -23,8 +23,12 @@ _NAMES = {0: "0", 1: "1", 2: "2", 3: "3", AXIS_MIRRORED: "MIRRORED", AXIS_PARTIA
 
 
 def meta_split_axis_name(axis):
-    """"0" to "3", "MIRRORED" or "PARTIAL", "NONE", "UNKNOWN".  Errors: IndexRangeError.  Source:
-    ggml_backend_meta_split_axis_name."""
+    """"0" to "3", "MIRRORED" or "PARTIAL", "NONE", "UNKNOWN".
+
+        gg.meta_split_axis_name(1)                          # "1"
+
+    Errors: IndexRangeError.  Source: ggml_backend_meta_split_axis_name.
+    """
     if not is_whole(axis) or axis not in _NAMES:
         raise IndexRangeError(f"meta_split_axis_name: {axis!r} is no axis of ggml_backend_meta_split_axis")
     return _NAMES[axis]

@@ -245,7 +245,12 @@ def _summed(rows, key, limits):
 
 @typed_call
 def profile():
-    """A Profile, to be opened with `with`: it sees every compute of this process on the thread pool meanwhile."""
+    """A Profile, to be opened with `with`: it sees every compute of this process on the thread pool meanwhile.
+
+        with gg.profile() as p:
+            gg.compute(gg.add(t, t))
+        print(p)
+    """
     return Profile()
 
 

@@ -39,6 +39,13 @@ class _Marks(threading.local):
 _MARKS = _Marks()
 
 
+@functools.cache
+def _update_bits():
+    """[op]: bits of the sources that it writes."""
+    updating = ops_with("updates")
+    return np.array([sum(1 << rec.UPDATES + j for j in updating.get(op, ())) for op in range(256)], np.int64)
+
+
 class Split:
     """One run of nodes on one backend.  inputs: the tensors whose copies are made for it, as the rules list them."""
 
@@ -64,9 +71,9 @@ class Assignment:
         self.tensors = [*graph.nodes, *graph.leafs]
         self._check_alive(graph.leaf_ids, graph.leafs)
         self.n_nodes = len(graph.nodes)
-        self._gather(np.concatenate([graph.node_ids, graph.leaf_ids]))
+        marks = self._gather(np.concatenate([graph.node_ids, graph.leaf_ids]))
         support.answer(self.params, self.nodes)
-        self._pin({i: b for i, (b, _, _) in decided.items()} if decided else pins, owned)
+        self._pin({i: b for i, (b, _, _) in decided.items()} if decided else pins, owned, *marks)
         self._raise(assign(self.params.words))
         if decided:
             self.rows["cause"], self.rows["cause_arg"] = np.array([decided[i][1:] for i in self.ids.tolist()]).T
@@ -98,10 +105,13 @@ class Assignment:
 
     # ------------------------------------------------------------ passes
     def _gather(self, ids):
+        """Fill the rows.  Returns the words, one per row of the table, and the stamp that they have above the local
+        numbers of the graph's tensors; valid until the thread gathers again."""
         s = self.support
         while True:
             self.ids = ids
-            self.found = self.placed()              # looked up first, since `place_leaves` compares with it
+            # looked up first, since `place_leaves` compares with it
+            self.version, self.found = TABLE.placement_version, self.placed()
             self.n = n = len(ids)
             self.rows = np.empty(n, rec.ROW)
             self.rows["id"] = ids
@@ -112,12 +122,12 @@ class Assignment:
                               | (rec.IS_HOST if b.buft.is_host() else 0)) for b in self.buffers],
                             np.int64).reshape(-1, B_WORDS)
             self.params = rec.Params(table=TABLE.words, rows=self.rows, n=n, n_nodes=self.n_nodes)
-            if gather(self.params.words, bufs, len(bufs), BLOCK_SIZES, *_MARKS.fresh()) == rec.OK:
+            marks = _MARKS.fresh()
+            if gather(self.params.words, bufs, len(bufs), BLOCK_SIZES, *marks) == rec.OK:
                 break
             ids = np.append(ids, self._adopt(self.params["failed"], self.params["missing"]))
-        ops = TABLE.words[self.ids[:self.n_nodes], T_OP]
-        for op, sources in ops_with("updates").items():
-            self.rows["bits"][:self.n_nodes][ops == op] |= sum(1 << rec.UPDATES + j for j in sources)
+        self.rows["bits"][:self.n_nodes] |= _update_bits()[TABLE.words[self.ids[:self.n_nodes], T_OP]]
+        return marks
 
     def _adopt(self, i, missing):
         """Add a tensor from outside the graph that tensor i needs, such as the base of a view, as a leaf, if it has
@@ -130,19 +140,15 @@ class Assignment:
         self.tensors.append(other)
         return missing
 
-    def _pin(self, pins, owned):
-        if not pins and not owned:
-            return
+    def _pin(self, pins, owned, words, stamp):
         backend, cause, bits = (self.rows[name] for name in ("backend", "cause", "bits"))
-        for i, id_ in self._local_of(pins):
-            backend[i], cause[i] = pins[id_], causes.USER
-            bits[i] |= rec.IS_PINNED
-        for i, id_ in self._local_of(owned.keys() - pins.keys()):
-            backend[i], cause[i] = owned[id_], causes.DST
-
-    def _local_of(self, ids):
-        """(local number, id) of those that are tensors of the graph."""
-        return [(self.local[id_], id_) for id_ in ids if id_ in self.local]
+        for numbers, why, bit in ((owned, causes.DST, 0), (pins, causes.USER, rec.IS_PINNED)):
+            ids = list(numbers)
+            marks = words[ids] if ids else words[:0]
+            for k in np.flatnonzero(marks >> 32 == stamp).tolist():
+                i = marks[k] & 0xFFFFFFFF
+                backend[i], cause[i] = numbers[ids[k]], why
+                bits[i] |= bit
 
     def _split(self):
         s, n = self.support, self.n_nodes

@@ -78,9 +78,9 @@ def prepare(settings, memory, events, rest, graph):
         memory.grow(layout.chunk_sizes, rest)
         # done after everything that may fail, since the user can see it
         made = place_leaves(assigned)
-    backend, local = assigned.rows["backend"], assigned.local
     for buf, tensors in made:
-        settings.leaves.append(OwnedLeaves(buf, [(t, int(backend[local[t.id]])) for t in tensors]))
+        backends = assigned.rows["backend"][[assigned.local[t.id] for t in tensors]]
+        settings.leaves.append(OwnedLeaves(buf, list(zip(tensors, backends.tolist(), strict=True))))
     return Run(assigned, layout, Writers(assigned), memory, events)
 
 
@@ -92,7 +92,7 @@ def place_leaves(assigned):
     """
     s, n = assigned.support, assigned.n_nodes
     with _placing:
-        if assigned.placed() != assigned.found:
+        if assigned.version != TABLE.placement_version and assigned.placed() != assigned.found:
             return None
         wanted = {}
         missing = (assigned.rows["view"][n:] < 0) & (TABLE.words[assigned.ids[n:], T_BUFFER] < 0)

@@ -115,10 +115,12 @@ class Scheduler(Handle):
     # ------------------------------------------------------------ facts
     @property
     def backends(self):
+        """Its backends, first the one that is preferred."""
         return list(self.support.backends)
 
     @property
     def n_backends(self):
+        """How many backends it has."""
         return len(self.support.backends)
 
     @property

@@ -30,6 +30,8 @@ def numbers(array, what):
 def from_numpy(ctx, array, name="", type=None):
     """A leaf with the values and the shape of `array` (NumPy order; ne is the shape reversed, filled up with ones).
 
+        w = gg.from_numpy(ctx, np.ones((3, 64), np.float32), "w", type=gg.Q8_0)
+
     A C-contiguous array of a dtype ggjit has is used in place: later writes to it are seen, and ops that write into
     the tensor write into it.  Others are copied, and gg.tensor(array) copies always.  `type` converts or quantises:
     gg.Q8_0 or its name, "Q8_0". Errors: TypeMismatch, ShapeError.
@@ -113,6 +115,8 @@ def array_of(values):
 def new_f32(ctx, value):
     """A leaf of one F32 element [1] that holds `value`, with memory of its own; NumPy: np.float32(value).
 
+        gg.new_f32(ctx, 0.5)
+
     Errors: TypeMismatch.  Source: ggml_new_f32.
     """
     return from_numpy(ctx, np.array([value], np.float32))
@@ -120,6 +124,8 @@ def new_f32(ctx, value):
 
 def new_i32(ctx, value):
     """A leaf of one I32 element [1] that holds `value`, with memory of its own; NumPy: np.int32(value).
+
+        gg.new_i32(ctx, 7)
 
     Errors: TypeMismatch, ParamError for a value outside 32 bits.  Source: ggml_new_i32.
     """

@@ -293,6 +293,8 @@ def _pack(params):
 def from_dlpack(x, ctx=None, name=""):
     """A leaf over the memory of `x` (anything with __dlpack__, on the CPU); as from_numpy: later writes to x are seen.
 
+        gg.from_dlpack(np.ones((2, 3), np.float32))         # or a tensor of torch
+
     ctx: by default the innermost `with ctx:`, else a new Context.  x must be C-contiguous to be used in place; other
     strides are copied.  Errors: TypeMismatch (no DLPack, another device, a dtype ggjit has no type for).
     """
@@ -321,6 +323,9 @@ def _some_context(ctx):
 def alloc_ctx_tensors(ctx, target, all=False):
     """Memory for the leaves of `ctx` that have none, in one buffer (above the type's max size: in several).
 
+        w = ctx.new_tensor(gg.F32, (64, 3))
+        buffer = gg.alloc_ctx_tensors(ctx, cpu)
+
     target: a backend or a buffer type.  all=True as ggml: results of ops get memory of their own as well.
     Returns the buffer; None if there was nothing to do; a MultiBuffer when it had to be split.
     Errors: OutOfMemory; nothing is placed and nothing kept then.  Source: ggml_backend_alloc_ctx_tensors.
@@ -333,6 +338,8 @@ def alloc_ctx_tensors_from_buft_size(ctx, target, all=False):
     """Bytes of the buffers that `alloc_ctx_tensors` with the same arguments would make; allocates nothing.
 
         gg.alloc_ctx_tensors_from_buft_size(ctx, cpu)
+
+    Source: ggml_backend_alloc_ctx_tensors_from_buft_size.
     """
     return needed_nbytes(getattr(target, "default_buffer_type", target), _missing(ctx, all))
 

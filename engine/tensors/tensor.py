@@ -154,6 +154,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 
     @property
     def flags(self):
+        """Bits of FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM and FLAG_LOSS (ops/core/record.py)."""
         self._check()                   # raises for a freed tensor, whose row may belong to another
         return int(TABLE.words[self.id, T_FLAGS])
 
@@ -377,12 +378,22 @@ def _in_range(a, dtype):
 
 
 def set_input(t):
-    """Mark a leaf as an input: allocators place inputs first and never let other tensors overlap them.  Returns it."""
+    """Mark a leaf as an input: allocators place inputs first and never let other tensors overlap them.  Returns it.
+
+        x = gg.set_input(ctx.new_tensor(gg.F32, (64,)))
+
+    Source: ggml_set_input.
+    """
     return t._mark(FLAG_INPUT)
 
 
 def set_output(t):
-    """Mark a result as an output: its memory is never reused, so it can be read after the compute.  Returns it."""
+    """Mark a result as an output: its memory is never reused, so it can be read after the compute.  Returns it.
+
+        h = gg.set_output(gg.rms_norm(t, 1e-5))
+
+    Source: ggml_set_output.
+    """
     t._mark(FLAG_OUTPUT)
     if t.view_src is not None:              # a view has no memory of its own: keep that of its base
         t.view_src._mark(FLAG_OUTPUT)
@@ -390,12 +401,22 @@ def set_output(t):
 
 
 def set_param(t):
-    """Mark a leaf as a trainable parameter.  Returns it."""
+    """Mark a leaf as a trainable parameter, for `build_backward_expand`.  Returns it.
+
+        w = gg.set_param(gg.tensor([[1.0, 2.0]]))
+
+    Source: ggml_set_param.
+    """
     return t._mark(FLAG_PARAM)
 
 
 def set_name(t, name):
-    """Give the tensor a name (shown in errors, plans and reports); returns it."""
+    """Give the tensor a name (shown in errors, plans and reports); returns it.
+
+        gg.set_name(gg.add(t, t), "twice")
+
+    Source: ggml_set_name.
+    """
     t.name = str(name)
     return t
 

@@ -23,17 +23,32 @@ _MAX_GAPS_NBYTES = 1 << 30      # between the blocks that a 2-D read returns
 
 # ---------------------------------------------------------------- bytes in and out
 def tensor_set(t, data, offset=0):
-    """Write raw bytes at byte `offset` (ggml_backend_tensor_set)."""
+    """Write raw bytes, or an array's, at byte `offset` of t; waits for work that still uses them.
+
+        gg.tensor_set(t, np.float32([5, 6]), 4)
+
+    Errors: NotAllocated, IndexRangeError, ParamError (read-only memory).  Source: ggml_backend_tensor_set.
+    """
     t.set_bytes(data, offset)
 
 
 def tensor_get(t, offset=0, nbytes=None):
-    """Raw bytes (ggml_backend_tensor_get)."""
+    """`nbytes` raw bytes from byte `offset` of t on, by default all that follow.
+
+        np.frombuffer(gg.tensor_get(t, 4, 8), np.float32)
+
+    Errors: NotAllocated, Overwritten, IndexRangeError.  Source: ggml_backend_tensor_get.
+    """
     return t.bytes(offset, nbytes)
 
 
 def tensor_memset(t, value, offset=0, nbytes=None):
-    """Fill a byte range with a byte value 0..255 (ggml_backend_tensor_memset)."""
+    """Fill `nbytes` bytes from byte `offset` of t on, by default all that follow, with a byte 0 to 255.
+
+        gg.tensor_memset(t, 0)
+
+    Errors: NotAllocated, IndexRangeError, ParamError.  Source: ggml_backend_tensor_memset.
+    """
     if not is_whole(value, 0, 255):
         raise ParamError(f"memset value must be a byte 0..255, got {value!r}")
     buf, nbytes = t._checked_range(offset, nbytes)
@@ -41,14 +56,26 @@ def tensor_memset(t, value, offset=0, nbytes=None):
 
 
 def tensor_set_async(backend, t, data, offset=0):
-    """Write bytes in `backend`'s order; `data` must stay as it is until it synchronizes."""
+    """tensor_set in `backend`'s order; `data` must stay as it is until it synchronizes.
+
+        gg.tensor_set_async(cpu, t, data)
+        cpu.synchronize()
+
+    Errors as `tensor_set`.  Source: ggml_backend_tensor_set_async.
+    """
     raw = as_bytes(data)
     t._checked_range(offset, raw.size)
     backend.set_tensor_async(t, raw, offset)
 
 
 def tensor_get_async(backend, t, offset=0, nbytes=None):
-    """Bytes of the tensor after everything submitted to `backend`; complete once it synchronizes."""
+    """tensor_get after everything submitted to `backend`; complete once it synchronizes.
+
+        raw = gg.tensor_get_async(cpu, t)
+        cpu.synchronize()
+
+    Errors as `tensor_get`.  Source: ggml_backend_tensor_get_async.
+    """
     _, nbytes = t._checked_range(offset, nbytes)
     with oom_guard("tensor_get_async", t):
         return backend.get_tensor_async(t, offset, nbytes)
@@ -59,6 +86,11 @@ def tensor_set_2d(t, data, offset, nbytes, n_copies, stride, data_stride):
 
         data    |#####---|#####---|#####---|          #: nbytes,   |..|: data_stride
         tensor  ..offset..|#####-|#####-|#####-|                   |..|: stride
+
+        gg.tensor_set_2d(t, data, 0, 4, 2, t.nb[1], 4)      # the first F32 of each of two rows
+
+    Sizes and strides are in bytes.  Errors: NotAllocated, IndexRangeError, ParamError.  Source:
+    ggml_backend_tensor_set_2d.
     """
     raw = as_bytes(data)
     buf = _check_2d(t, offset, nbytes, n_copies, stride, data_stride, raw.size)
@@ -67,7 +99,12 @@ def tensor_set_2d(t, data, offset, nbytes, n_copies, stride, data_stride):
 
 
 def tensor_get_2d(t, offset, nbytes, n_copies, stride, data_stride):
-    """Read n_copies blocks; block i lies at byte i * data_stride of the result, gaps are zero."""
+    """Read the blocks of `tensor_set_2d`; block i lies at byte i * data_stride of the result, gaps are zero.
+
+        gg.tensor_get_2d(t, 0, 4, 2, t.nb[1], 4)            # the first F32 of each of two rows
+
+    Errors: NotAllocated, IndexRangeError, ParamError.  Source: ggml_backend_tensor_get_2d.
+    """
     buf = _check_2d(t, offset, nbytes, n_copies, stride, data_stride)
     if buf is None:
         return b""
@@ -77,14 +114,26 @@ def tensor_get_2d(t, offset, nbytes, n_copies, stride, data_stride):
 
 
 def tensor_set_2d_async(backend, t, data, offset, nbytes, n_copies, stride, data_stride):
-    """tensor_set_2d in `backend`'s order; `data` must stay as it is until it synchronizes."""
+    """tensor_set_2d in `backend`'s order; `data` must stay as it is until it synchronizes.
+
+        gg.tensor_set_2d_async(cpu, t, data, 0, 4, 2, t.nb[1], 4)
+        cpu.synchronize()
+
+    Errors as `tensor_set_2d`.  Source: ggml_backend_tensor_set_2d_async.
+    """
     raw = as_bytes(data)
     if _check_2d(t, offset, nbytes, n_copies, stride, data_stride, raw.size) is not None:
         backend.set_tensor_2d_async(t, raw, offset, nbytes, n_copies, stride, data_stride)
 
 
 def tensor_get_2d_async(backend, t, offset, nbytes, n_copies, stride, data_stride):
-    """tensor_get_2d after everything submitted to `backend`; complete once it synchronizes."""
+    """tensor_get_2d after everything submitted to `backend`; complete once it synchronizes.
+
+        raw = gg.tensor_get_2d_async(cpu, t, 0, 4, 2, t.nb[1], 4)
+        cpu.synchronize()
+
+    Errors as `tensor_get_2d`.  Source: ggml_backend_tensor_get_2d_async.
+    """
     if _check_2d(t, offset, nbytes, n_copies, stride, data_stride) is None:
         return b""
     return backend.get_tensor_2d_async(t, offset, nbytes, n_copies, stride, data_stride)
@@ -113,15 +162,23 @@ def _check_2d(t, offset, nbytes, n_copies, stride, data_stride, given=None):
 
 # ---------------------------------------------------------------- between tensors
 def same_layout(a, b):
-    """Type, sizes and strides are equal (ggml_are_same_layout)."""
+    """Are type, ne and nb of two tensors equal, so that the bytes of one mean the same in the other?
+
+        gg.same_layout(t, gg.transpose(t))
+
+    Source: ggml_are_same_layout.
+    """
     return a.type is b.type and tuple(a.ne) == tuple(b.ne) and tuple(a.nb) == tuple(b.nb)
 
 
 def tensor_copy(src, dst):
-    """dst := src; both of the same layout, on any devices.
+    """dst := src, bit for bit; both of the same layout, on any devices.
+
+        gg.tensor_copy(t, other)
 
     Tries the direct ways first: host source, host destination, the destination's buffer; else by way of the host.
     Waits for schedulers whose asynchronous work may still write src.
+    Errors: ShapeError (layouts that differ), NotAllocated, Overwritten.  Source: ggml_backend_tensor_copy.
     """
     if not same_layout(src, dst):
         raise ShapeError(f"tensor_copy: layouts differ: {describe(src)} nb {list(src.nb)} and {describe(dst)} nb "
@@ -145,7 +202,13 @@ def copy_bytes(src, dst):
 
 
 def tensor_copy_async(src_backend, dst_backend, src, dst):
-    """tensor_copy in the order of both streams; where a backend cannot do that, it waits for both and blocks."""
+    """tensor_copy in the order of both streams; where a backend cannot do that, it waits for both and blocks.
+
+        gg.tensor_copy_async(cpu, cpu, t, other)
+        cpu.synchronize()
+
+    Errors as `tensor_copy`.  Source: ggml_backend_tensor_copy_async.
+    """
     if not same_layout(src, dst):
         raise ShapeError(f"tensor_copy_async: layouts differ: {describe(src)} and {describe(dst)}")
     if src is dst:
@@ -159,7 +222,12 @@ def tensor_copy_async(src_backend, dst_backend, src, dst):
 
 
 def view_init(t):
-    """Check view `t` and call its buffer's init_view (ggml_backend_view_init).  Views need no placing here."""
+    """Check the view t, and call its buffer's init_view.  Views need no placing here.
+
+        gg.view_init(gg.transpose(t))
+
+    Errors: ParamError (no view), NotAllocated, IndexRangeError.  Source: ggml_backend_view_init.
+    """
     if t.view_src is None:
         raise ParamError(f"{describe(t)} is no view")
     if int(TABLE.words[t.view_src.id, T_BUFFER]) < 0:
@@ -171,6 +239,8 @@ def view_init(t):
 
 def set_zero(t):
     """All bytes of t from its first element to its last become 0; returns t.  NumPy: t[...] = 0.
+
+        gg.set_zero(t).numpy()
 
     As in ggml this includes what lies in the gaps of a strided view.  Zero bytes are zeros in every type.
     Errors: NotAllocated, StaleHandle, ParamError (read-only memory).  Source: ggml_set_zero.

@@ -47,7 +47,12 @@ class ControlVector:
 
 
 def load_control_vector(path):
-    """The ControlVector of a GGUF file.  Errors: BadFile."""
+    """The ControlVector of a GGUF file, such as one that `ggjit control-vector` wrote.
+
+        m.set_control_vectors([(load_control_vector("happy.gguf"), 0.8)])
+
+    Errors: BadFile.
+    """
     file = GGUFFile(path)
     if file.arch != ARCH:
         raise BadFile(f"{path} is no control vector: general.architecture is {file.arch!r}, expected {ARCH!r}; make "

@@ -30,7 +30,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ggjit.models.files.mapped_file import map_file
-from ggjit.ops.core.errors import BadFile, IndexRangeError
+from ggjit.ops.core.errors import BadFile, IndexRangeError, TypeMismatch
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import TYPE_INFO, Type
 from ggjit.ops.core.whole_numbers import is_whole
@@ -242,7 +242,7 @@ class GGUFFile:
     that maps the file; shortening the file while it is mapped kills readers (SIGBUS), as with any mapped file.
     """
 
-    state = None
+    state, _others = None, ()
 
     def __init__(self, path):
         path = os.fspath(path)
@@ -259,7 +259,7 @@ class GGUFFile:
         return file
 
     def _load(self, data, source):
-        self.path, self._data, self.parts = source, data, (self,)
+        self.path, self._data = source, data
         self.read_keys = set()          # keys that `get` was asked for, whether they are there or not
         c = _Cursor(memoryview(data), source)
         self.version, n_tensors, n_kv = _read_start(c)
@@ -297,7 +297,7 @@ class GGUFFile:
                 if info.name in tensors:
                     raise BadFile(f"{path}: tensor {info.name!r} is in another part as well; fetch the parts again")
                 tensors[info.name] = replace(info, part=i)
-            self.parts += (part,)
+            self._others += (part,)
         if len(tensors) != self.get(SPLIT_TENSORS, len(tensors)):
             raise BadFile(f"{self.path}: the parts hold {len(tensors)} tensors, {SPLIT_TENSORS} is "
                           f"{self.get(SPLIT_TENSORS)}; fetch the parts again")
@@ -305,6 +305,17 @@ class GGUFFile:
 
     def __repr__(self):
         return f"GGUFFile({self.path!r}, {len(self.metadata)} keys, {len(self.tensors)} tensors)"
+
+    def __reduce__(self):
+        """A pickle, or a copy, opens the path anew.  Errors: TypeMismatch for bytes in memory."""
+        if self.state is None:
+            raise TypeMismatch(f"{self.path} was read from bytes in memory, which are not pickled or copied with it; "
+                               f"pass the bytes on, and read them there with GGUFFile.from_bytes")
+        return type(self), (os.path.abspath(self.path),)
+
+    @property
+    def parts(self):
+        return self, *self._others              # kept without itself: the mapping ends with the last reference to it
 
     @property
     def arch(self):

@@ -27,7 +27,13 @@ _TYPES = {name: t for t, name in SAFETENSORS_DTYPES.items()}
 
 @typed_call
 def load_gguf(path, ctx=None):
-    """({name: Tensor}, metadata) of a GGUF file, or of the first of several.  Errors: BadFile."""
+    """({name: Tensor}, {key: value}) of a GGUF file, or of the first of several; tensors are mapped, not read.
+
+        tensors, metadata = load_gguf("model.gguf")
+        tensors["token_embd.weight"].ne
+
+    ctx: where the leaves go, by default a new Context.  Errors: BadFile.
+    """
     file = GGUFFile(path)
     infos = [(i.name, i.type, i.ne, i.part, i.offs) for i in file.tensors.values()]
     return _leaves(infos, [part.map() for part in file.parts], ctx), file.metadata
@@ -36,6 +42,8 @@ def load_gguf(path, ctx=None):
 @typed_call
 def load_safetensors(path, ctx=None):
     """{name: Tensor} of a safetensors file; `shape` as stored, so ne is reversed.
+
+        load_safetensors("model.safetensors")["w"].shape
 
     Errors: BadFile (damaged, truncated, hostile), NotSupported (dtypes ggjit has no type for, more than 4 dimensions).
     """

@@ -58,6 +58,8 @@ SAFETENSORS_DTYPES = {F32: "F32", F16: "F16", BF16: "BF16", F64: "F64", I8: "I8"
 def save_gguf(path, tensors, metadata=None):
     """Write a GGUF file (version 3, little endian).
 
+        save_gguf("two.gguf", {"w": t, "b": np.zeros(3, np.float32)}, {"general.name": "two tensors"})
+
     tensors: {name: Tensor or ndarray}; a Tensor keeps its type, also a quantised one, an array the type of its dtype.
     Both keep their axes, leading ones of length 1 too; one without axes is written with one (GGUF has no fewer).
     metadata: {key: value}; str, bool, int (u32, i32, u64 or i64, the first that holds it), float (f32), NumPy scalars
@@ -241,8 +243,12 @@ def _header(metadata, entries, align):
 
 
 def save_safetensors(path, tensors, metadata=None):
-    """Write a safetensors file.  tensors: {name: Tensor or ndarray} of F32, F16, BF16, F64 or integers (quantised
-    types have no dtype there: save_gguf keeps them); metadata: {str: str}.  Errors: TypeMismatch, ParamError, OSError.
+    """Write a safetensors file.
+
+        save_safetensors("two.safetensors", {"w": t, "b": np.zeros(3, np.float32)})
+
+    tensors: {name: Tensor or ndarray} of F32, F16, BF16, F64 or integers (quantised types have no dtype there:
+    save_gguf keeps them); metadata: {str: str}.  Errors: TypeMismatch, ParamError, OSError.
     """
     metadata = mapping("metadata", {} if metadata is None else metadata)
     if not all(isinstance(x, str) for pair in metadata.items() for x in pair):

@@ -86,7 +86,7 @@ class WhisperFile(GGUFFile):
         self._load(data, path)
 
     def _load(self, data, source):
-        self.path, self._data, self.parts, self.read_keys = source, data, (self,), set()
+        self.path, self._data, self.read_keys = source, data, set()
         self.version, self.alignment = 0, DEFAULT_ALIGNMENT
         c = BinCursor(memoryview(data), source, "Whisper model")
         if c.ints(1, "the magic number")[0] != GGML_MAGIC:

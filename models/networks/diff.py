@@ -95,14 +95,16 @@ class ModelDiff(PlotRepr):
         label_axis(axes.xaxis, self.tokens)
         axes.tick_params("x", labelrotation=90)
         axes.yaxis.get_major_locator().set_params(integer=True)
-        axes.set(ylabel="layer", title=f"{what}: {self.titles[1]}\nbeside {self.titles[0]}")
+        axes.set(ylabel="layer", title=f"{what}: {self.titles[1]}\nbeside {self.titles[0]}\n{self._verdict()}")
         return axes
 
+    def _verdict(self, show=lambda row: row.name):
+        return f"no error above {self.tolerance:g}" if self.first is None else \
+            f"first above {self.tolerance:g}: {show(self.first)}"
+
     def __str__(self):
-        first = self.first
-        lines = [f"{self.titles[1]} beside {self.titles[0]}, {len(self.tokens)} tokens, {len(self.rows)} tensors"]
-        lines.append(f"no error above {self.tolerance:g}" if first is None else f"first above {self.tolerance:g}: " +
-                     _line(first))
+        lines = [f"{self.titles[1]} beside {self.titles[0]}, {len(self.tokens)} tokens, {len(self.rows)} tensors",
+                 self._verdict(_line)]
         if self.steepest is not None and self.steepest.growth > 1:
             lines.append(f"grows most in: {_line(self.steepest)}")
         for names, title in ((self.only_a, self.titles[0]), (self.only_b, self.titles[1])):
@@ -119,7 +121,7 @@ class ModelDiff(PlotRepr):
 def _line(row):
     if row.shapes:
         return f"{row.name}: shapes {row.shapes[0]} and {row.shapes[1]}"
-    return f"{row.name:24s} NMSE {row.error:.2e}" + (f", {row.growth:.1f} x that before" if row.growth > 1 else "")
+    return f"{row.name:24s} NMSE {row.error:.2e}" + (f", {row.growth:.1f} x that before" if row.growth >= 1.05 else "")
 
 
 @typed_call

@@ -30,15 +30,17 @@ from ggjit.core.config import default_threads
 from ggjit.core.kernels_ahead import missing
 from ggjit.core.process_memory import resident_now
 from ggjit.cpu.cpu_plan import likely_parts, needs
-from ggjit.models.core.checks import integer, one_of
+from ggjit.models.core.checks import integer, known_options
 from ggjit.models.networks.base.memory import MemoryUse, expected
-from ggjit.models.networks.peak import arenas, model_file, null_network
+from ggjit.models.networks.peak import arenas, device_sizes, model_file, null_network
 from ggjit.ops.core.errors import OutOfMemory, ParamError, extra
 from ggjit.ops.core.progress import busy
 
 BATCHES = 512, 256, 128, 64, 32, 16, 8
 KV_TYPES = "F16", "Q8_0", "Q4_0"
 LEAST_CTX = 256
+OPTIONS = "strict", "lora", "override_tensor", "arena", "vision", "pooling", "n_seqs", "n_cells"    # of load_model
+MOST = (1 << 31) - 1                    # tokens
 COMPILING_NBYTES = 100 << 20            # memory of compiling, where kernels are not in the cache (`ggjit warm-up`)
 SLACK, SLACK_NBYTES = 0.01, 4 << 20     # how far the real use may exceed the predicted one
 
@@ -93,8 +95,8 @@ class Fit:
 
     @property
     def options(self):
-        """Keyword arguments of load_model."""
-        given = dataclasses.asdict(self.setting)
+        """Keyword arguments of load_model: the setting, and what `fit` was given besides."""
+        given = self._search.more | dataclasses.asdict(self.setting)
         del given["streamed"]
         return {name: value for name, value in given.items() if value is not None and not (name == "cpu_moe" and
                                                                                           not value)}
@@ -132,7 +134,8 @@ class Fit:
         return f"<Fit {self.setting}: {mib(self.nbytes)} of {mib(self.limit)}>"
 
     def _repr_html_(self):
-        rows = "".join(f"<tr><td style='text-align:left'>{html.escape(str(c.setting))}</td><td>{mib(c.nbytes)}</td>"
+        rows = "".join(f"<tr><td style='text-align:left'>{html.escape(str(c.setting))}</td>"
+                       f"<td style='white-space:nowrap'>{mib(c.nbytes)}</td>"
                        f"<td style='text-align:left'>{html.escape(c.why)}</td></tr>" for c in self.others)
         return (f"<b>{html.escape(self.title)}</b><p>{html.escape(str(self.setting))}: {mib(self.nbytes)} of "
                 f"{mib(self.limit)}</p><table><tr><th>not chosen</th><th>takes</th><th>why</th></tr>{rows}</table>")
@@ -143,7 +146,7 @@ class _Search:
 
     def __init__(self, file, limit, devices, n_threads, options):
         self.file, self.limit, self.n_threads, self.more = file, limit, n_threads, options
-        self.sizes = {name: nbytes_of(size, f"devices: {name}") for name, size in dict(devices).items()}
+        self.sizes = device_sizes(devices)
         self.measured, self._missing = {}, {}
 
     def __call__(self, setting):
@@ -236,7 +239,7 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
 
     model: a GGUF path, or a shape of `ggjit peak`; None: the small model of the package.  memory: bytes, or a text:
     "8G", "8GiB", "512 MB"; of everything that the process holds, Python included.  devices: {name: bytes} of GPUs for
-    layers.  n_ctx, n_batch, kv_type, repack: settings that are not to be changed.  options: others of model_peak, such
+    layers.  n_ctx, n_batch, kv_type, repack: settings that are not to be changed.  options: others of load_model, such
     as override_tensor.
     Nothing is allocated and no weight is read; what is proposed stays below the limit by what announcements may be off.
     Errors: BudgetError with `.minimum`, the least bytes that are enough; ParamError.
@@ -244,6 +247,9 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
     if memory is None:
         raise ParamError('fit: memory is needed: bytes that the process may take, such as memory="8G"')
     limit = nbytes_of(memory, "fit: memory")
+    known_options("fit", options, OPTIONS)
+    if n_batch is not None:
+        integer("n_batch", n_batch, 1, MOST)
     file = model_file(model)
     search = _Search(file, limit, devices, default_threads() if n_threads is None else n_threads, options)
     with busy("planning settings"):
@@ -254,9 +260,8 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
     trained = max(int(search.file.arch_get("context_length", 4096, int)), 1)
     search.contexts = [n_ctx] if n_ctx is not None else _halves(trained)
     for n in search.contexts:
-        integer("n_ctx", n, 1, 1 << 31)
-    kinds = search.kinds if kv_type is None else (one_of("kv_type", str(kv_type).upper(), ("F16", "F32", "BF16", "Q8_0",
-                                                                                      "Q4_0")),)
+        integer("n_ctx", n, 1, MOST)
+    kinds = search.kinds if kv_type is None else (str(kv_type).upper(),)
     tried, leans = [], []
     for streamed, kind, n in itertools.product((False, True), kinds, search.contexts):
         batches = [b for b in (BATCHES if n_batch is None else (n_batch,)) if b <= n] or [n]

@@ -64,6 +64,9 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
                validate=False, lora=(), devices=None, override_tensor=(), vision=None, **options):
     """Load a GGUF model: `.tokenize .logits .embed .generate`.
 
+        m = load_model("model.gguf", n_ctx=512)
+        print(m.generate("Once upon a time", n_predict=16).text)
+
     path: of the file; None: the small model that comes with the package (docs/austen.md).
     backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  Options of decoders: n_ctx, tokens of all texts;
     n_batch; kv_type (F16, F32, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL; "Q8_0/Q4_0": of keys and of values); flash;

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import time
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -93,8 +94,13 @@ def pareto(model=None, text=512, shares=SHARES, repeats=3, clock=None, **options
         raise TypeMismatch(f"gg.pareto reads a text with a model, got {type(model).__name__}; "
                            f"gg.measure(graph).pareto() tries budgets of a graph")
     integer("repeats", repeats, 1, 1 << 20)
-    if not all(number("shares", share) > 0 for share in shares):
+    shares = list(shares) if isinstance(shares, Iterable) else [shares]
+    if not all(0 < number("shares", share) <= 1 for share in shares):
         raise ParamError(f"shares are parts of the arena without a limit, such as 0.5, got {shares!r}")
+    if clock is not None and not callable(clock):
+        raise TypeMismatch(f"clock is a function that returns seconds, such as time.process_time, got {clock!r}")
+    if "arena" in options:
+        raise ParamError("pareto tries arenas itself; say with shares which ones, and leave arena out")
     with load_model(model, **options) as m:
         title, ids = os.path.basename(str(m.file.path)), _ids(m, text)
         if m.CAUSAL:
@@ -107,7 +113,7 @@ def pareto(model=None, text=512, shares=SHARES, repeats=3, clock=None, **options
         for share in shares:
             step()
             try:
-                readers.append(read_within(share, int(share * peak)))
+                readers.append(read_within(share, max(int(share * peak), 1)))
             except BudgetError as e:
                 readers.append(ArenaPoint(share, e.minimum, "too small"))
         for _ in range(repeats):
@@ -115,7 +121,7 @@ def pareto(model=None, text=512, shares=SHARES, repeats=3, clock=None, **options
                 if isinstance(x, _Reader):
                     x.again()
         points = [x.point(readers[0].values) if isinstance(x, _Reader) else x for x in readers]
-    return ArenaPareto(points, f"{title}, {len(ids):,} tokens")
+    return ArenaPareto(points, f"{title}, {len(ids):,} token{'s' * (len(ids) > 1)}")
 
 
 def _ids(m, text):
@@ -156,7 +162,7 @@ class _Reader:
 
     def _how(self):
         m, graph = self.m, self.m.within_arena(self.m.largest_graph())
-        words = [f"{m.n_batch} tokens at once"] if m.CAUSAL else []
+        words = [f"{m.n_batch} token{'s' * (m.n_batch > 1)} at once"] if m.CAUSAL else []
         if not isinstance(graph, Rematerialized):
             return ", ".join([*words, "ggml's plan"])
         words += ["best's plan"] if not graph.n_again and graph.n_chunks == 1 else []

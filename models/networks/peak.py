@@ -102,12 +102,14 @@ def model_file(model):
 
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
                all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True, what_if=(), lora=(),
-               n_gpu_layers=None, cpu_moe=False, override_tensor=(), devices=(), arena=None, vision=None, image=None):
+               n_gpu_layers=None, cpu_moe=False, override_tensor=(), devices=(), arena=None, vision=None, image=None,
+               n_seqs=None, n_cells=None):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
     model: a GGUF path (None: the model of the package), a name in SHAPES, or a ShapeFile.  all_logits: keep logits of
-    every token of the batch, as llama.cpp reserves them.  strict, lora, arena: as load_model.  what_if: as
-    gg.measure's.  `.kinds` tells weights, KV cache, compute arena and kernel work apart.
+    every token of the batch, as llama.cpp reserves them.  strict, lora, arena, n_seqs, n_cells: as load_model; a server
+    of N texts has n_seqs=N, and n_cells up to N * n_ctx.  what_if: as gg.measure's.  `.kinds` tells weights, KV cache,
+    compute arena and kernel work apart.
 
     `.memory`: a MemoryUse, what a process that loads the model so and reads a context of tokens takes in all, by term,
     as `m.memory()` of the loaded model has it; with all_logits, the logits of all these tokens are handed out.  Its
@@ -127,7 +129,7 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
     t0 = time.perf_counter()
     with null_network(model_file(model), devices, n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type,
                       repack=repack, strict=strict, lora=lora, n_gpu_layers=n_gpu_layers, cpu_moe=cpu_moe,
-                      override_tensor=override_tensor, arena=arena, vision=vision) as m:
+                      override_tensor=override_tensor, arena=arena, vision=vision, n_seqs=n_seqs, n_cells=n_cells) as m:
         graph = m.within_arena(m.largest_graph(all_logits))
         report = measured(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path),
                           what_if=checked(what_if), compared=True, repacked=m.weights.repacked)
@@ -158,8 +160,10 @@ def of_picture(vision, width, height):
 def null_network(file, devices=(), n_gpu_layers=None, **options):
     """The network of an opened file on NULL devices.  devices, n_gpu_layers: as model_peak; options: of LoadOptions."""
     gpus = null_devices(devices)
-    if not gpus and n_gpu_layers:
-        raise ParamError("n_gpu_layers: say which devices there are, devices={\"GPU0\": \"24G\"}")
+    placed = {"n_gpu_layers": n_gpu_layers, "override_tensor": options.get("override_tensor")}
+    if not gpus and any(placed.values()):
+        raise ParamError(f"{next(filter(placed.get, placed))}: say which devices there are, "
+                         'devices={"GPU0": "24G"}')
     if gpus:
         options |= {"gpus": gpus, "n_gpu_layers": -1 if n_gpu_layers is None else n_gpu_layers}
     host = NullDevice("host", host=True).init_backend() if gpus else "NULL"
@@ -167,11 +171,15 @@ def null_network(file, devices=(), n_gpu_layers=None, **options):
 
 
 def null_devices(sizes):
-    """[NullBackend] of {name: bytes, or a text such as "24G"}.  Errors: ParamError, TypeMismatch."""
+    """(NullBackend, ...) of the devices argument of model_peak."""
+    return tuple(NullDevice(name, nbytes).init_backend() for name, nbytes in device_sizes(sizes).items())
+
+
+def device_sizes(sizes):
+    """{name: bytes} of {name: bytes, or a text such as "24G"}.  Errors: ParamError, TypeMismatch."""
     if not isinstance(sizes, dict | tuple | list) or sizes and not isinstance(sizes, dict):
         raise TypeMismatch(f"devices takes {{name: bytes}}, got {type(sizes).__name__}")
-    return tuple(NullDevice(str(name), nbytes_of(size, f"devices: {name}")).init_backend()
-                 for name, size in dict(sizes).items())
+    return {str(name): nbytes_of(size, f"devices: {name}") for name, size in dict(sizes).items()}
 
 
 def arenas(m, graph, report=None):

@@ -77,6 +77,10 @@ class Tokenizer:
             if wanted and id is None:
                 self._bad(f"add_{name}_token is set, but {KEY}{name}_token_id is missing")
 
+    def __reduce__(self):
+        """A pickle, or a copy, reads the vocabulary from the file anew."""
+        return Tokenizer.from_gguf, (self._file,)
+
     def __len__(self):
         """How many tokens there are."""
         return self.n_vocab

@@ -6,12 +6,18 @@
 `indexes_by_values(f, n)` says whether an index of f depends on values that it reads, as in `dst[i] = a[rows[i]]`.  Runs
 that went well say nothing of later ones then.  It follows Numba's code before types: values read from the first n
 arguments are marked, so is all that is computed from them, and what is computed where a marked value decides whether it
-is, as in `if a[i] == 0: break`, until nothing new is marked.  Shapes and lengths are not values.
+is, as in `if a[i] == 0: break`, until nothing new is marked.  Where a marked value is written to a list or an array, so
+are all variables that may lie in its memory: other names, what it is a view of.  Shapes and lengths are not values.
 """
 import types
 import weakref
 
 _SHAPES = ("shape", "strides", "size", "ndim", "itemsize", "nbytes")
+# functions of NumPy whose result may lie in the memory of an argument
+_VIEWS = {"asarray", "ascontiguousarray", "asfortranarray", "atleast_1d", "atleast_2d", "atleast_3d", "diagonal",
+          "expand_dims", "ravel", "reshape", "transpose"}
+# Numba's operations whose result may be a part of their `value`
+_PARTS = {"getattr", "getitem", "static_getitem", "getiter", "iternext", "pair_first", "exhaust_iter", "cast"}
 _NOT_KEPT = ("boundscheck", "parallel", "cache", "nopython")
 _copies = weakref.WeakKeyDictionary()       # @njit function -> its checked copy
 
@@ -101,9 +107,9 @@ class _ReadValues:
             for _, s in self.statements:
                 if isinstance(s, ir.Assign) and self._is_marked(s.value):
                     self.marked.add(s.target.name)
-                    self.marked.update(self._written_by(s.value))
+                    self.marked |= self._written_by(s.value)
                 elif isinstance(s, ir.SetItem) and self._is_marked(s.value):
-                    self.marked.add(s.target.name)
+                    self.marked |= self._memory_of(s.target.name, set())
             self._mark_decided()
         return any(self._indexes(s, seen) for _, s in self.statements)
 
@@ -122,26 +128,56 @@ class _ReadValues:
         return any(v.name in self.marked for v in value.list_vars())
 
     def _written_by(self, value):
-        """Lists and arrays made here that a call with a marked argument may write to: arguments, and what it is a
-        method of."""
+        """Lists and arrays made here that `x += ...` or a call may write to: arguments, and what it is a method of."""
         from numba.core import ir
-        if not isinstance(value, ir.Expr) or value.op != "call":
-            return []
-        given, func = [*value.args, *(v for _, v in value.kws)], self._defined(value.func)
-        if not any(v.name in self.marked for v in given):
-            return []
-        owner = [func.value] if isinstance(func, ir.Expr) and func.op == "getattr" else []
-        return [v.name for v in (*given, *owner) if self._is_made_here(v)]
+        if not isinstance(value, ir.Expr) or value.op not in ("call", "inplace_binop"):
+            return set()
+        written = [value.lhs] if value.op == "inplace_binop" else [*value.args, *(v for _, v in value.kws),
+                                                                    *self._owner(value)]
+        memory = [self._memory_of(v.name, set()) for v in written]
+        return set().union(*(names for names in memory if any(map(self._is_made_here, names))))
 
-    def _is_made_here(self, v):
+    def _is_made_here(self, name):
+        """Is it, on one way at least, a list, a tuple or an array that this function or one it calls has made?"""
         from numba.core import ir
-        made = self._defined(v)
-        return isinstance(made, ir.Expr) and (made.op.startswith("build_") or made.op == "call" and getattr(
-            self._called(made), "__module__", "").startswith("numpy"))
+        return any(isinstance(made, ir.Expr) and (made.op.startswith("build_") or made.op == "call" and (
+            _is_jitted(self._called(made)) or str(getattr(self._called(made), "__module__", "")).startswith("numpy")))
+            for made in self.definitions.get(name, ()))
+
+    def _memory_of(self, name, found):
+        """`found` and the names of all variables in whose memory a variable may lie."""
+        if name not in found:
+            found.add(name)
+            for made in self.definitions.get(name, ()):
+                for v in self._viewed(made):
+                    self._memory_of(v.name, found)
+        return found
+
+    def _viewed(self, made):
+        """The variables of which what is assigned may be another name, a view, or an item."""
+        from numba.core import ir
+        if isinstance(made, ir.Var):
+            return [made]
+        if not isinstance(made, ir.Expr):
+            return []
+        if made.op == "call":
+            called = self._called(made)
+            views = _is_jitted(called) or getattr(called, "__name__", "") in _VIEWS
+            return [*self._owner(made), *(made.args if views else ())]
+        if made.op.startswith("build_"):
+            return made.list_vars()
+        return [made.value] if made.op in _PARTS and not (made.op == "getattr" and made.attr in _SHAPES) else []
+
+    def _owner(self, call):
+        """[the variable of which it calls a method]"""
+        from numba.core import ir
+        func = self._defined(call.func)
+        is_method = self._called(call) is None and isinstance(func, ir.Expr) and func.op == "getattr"
+        return [func.value] if is_method else []
 
     def _mark_decided(self):
-        """Mark what is assigned where a marked value decides whether it is.  A name, or a tuple of names, for what was
-        computed elsewhere is not marked if it is read there alone."""
+        """Mark what is assigned or written where a marked value decides whether it is.  A name, or a tuple of names,
+        for what was computed elsewhere is not marked if it is read there alone."""
         from numba.core import ir
         from numba.core.analysis import compute_cfg_from_blocks
         graph = compute_cfg_from_blocks(self.code.blocks)
@@ -152,6 +188,9 @@ class _ReadValues:
                 outside = {v.name for at, t in self.statements if at not in inside for v in t.list_vars()}
                 self.marked |= {t.target.name for t in assigned} & outside
                 self.marked |= {t.target.name for t in assigned if not _only_names(t.value)}
+                self.marked.update(*(self._written_by(t.value) for t in assigned))
+                self.marked.update(*(self._memory_of(t.target.name, set()) for at, t in self.statements
+                                     if at in inside and isinstance(t, ir.SetItem)))
 
     def _defined(self, variable):
         """What is assigned to a variable, where that is one thing; else None."""

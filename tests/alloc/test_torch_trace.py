@@ -3,6 +3,7 @@
 Snapshots of its allocator are written here in the form that torch.cuda.memory._snapshot() has, traces of its profiler
 as export_chrome_trace() writes them.
 """
+import gzip
 import json
 import pickle
 
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 from helpers.processes import ggjit, result
 
-from ggjit.alloc.csvio import run_plan_csv
+from ggjit.alloc.csvio import read_trace, run_plan_csv
 from ggjit.alloc.torch_trace import read_torch_trace
-from ggjit.ops.core.errors import BadFile, ParamError
+from ggjit.ops.core.errors import BadFile
 
 
 def event(action, addr, size):
@@ -45,7 +46,9 @@ def test_lifetimes_are_those_of_the_events(path):
 def test_a_pickle_is_the_same_and_calls_nothing(path, tmp_path):
     plain, evil = tmp_path / "s.pickle", tmp_path / "evil.pickle"
     plain.write_bytes(pickle.dumps(snapshot(EVENTS, [SEGMENT])))
-    assert read_torch_trace(plain) == read_torch_trace(path)
+    packed = tmp_path / "s.pickle.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_torch_trace(plain) == read_trace(packed) == read_torch_trace(path)
 
     class Evil:
         def __reduce__(self):
@@ -90,19 +93,29 @@ def test_random_traces_keep_every_byte(tmp_path):
     (b"\x80\x04junk", "neither JSON nor"), (json.dumps(snapshot([{"addr": 1}])).encode(), "event 0 has no action"),
     (json.dumps(snapshot([event("alloc", 0, -1)])).encode(), "event 0: size is -1"),
     (json.dumps(snapshot([event("alloc", 0, 10), event("alloc", 5, 10)])).encode(),
-     "event 1: 10 bytes at 5 overlap the 10 bytes at 0 of event 0")])
+     "event 1: 10 bytes at 5 overlap the 10 bytes at 0 of event 0"),
+    (json.dumps(snapshot([event("alloc", 0, 10), *2 * [event("free_completed", 0, 10)]])).encode(),
+     "event 2: the 10 bytes at 0 were freed already, by event 1"),
+    (json.dumps(snapshot([], [SEGMENT])).encode(), r"no events; call torch.cuda.memory._record_memory_history\(\)"),
+    (json.dumps(snapshot(EVENTS, [{}])).encode(), "segment 0: total_size is None"),
+    (json.dumps(snapshot([event("alloc", k << 61, 1 << 61) for k in (0, 1)])).encode(), "do not fit 62 bits"),
+    (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7fabc", "byte string is too large"),
+    (gzip.compress(b"{}")[:12], "ended before the end-of-stream marker")])
 def test_damaged_ones_say_where(tmp_path, content, text):
     path = tmp_path / "bad.json"
     path.write_bytes(content)
     with pytest.raises(BadFile, match=text):
-        read_torch_trace(path)
+        read_trace(path)
     r = ggjit("plan", path)
     assert r.returncode == 1 and str(path) in r.stderr and r.stderr.count("\n") == 1
 
 
-def test_devices(path):
-    with pytest.raises(ParamError, match="no device 1, it has traces of 1"):
-        read_torch_trace(path, 1)
+def test_the_device_that_most_was_taken_on(tmp_path):
+    path, busy = tmp_path / "two.json", [event("alloc", 0, 300), event("alloc", 300, 50)]
+    segments = [SEGMENT, {"device": 1, "address": 0, "total_size": 512}]
+    path.write_text(json.dumps({"segments": segments, "device_traces": [EVENTS[1:3], busy]}))
+    t = read_torch_trace(path)
+    assert t.size == [300, 50] and t.taken == 512 and t.what == "PyTorch on device 1"
 
 
 # ---------------------------------------------------------------- of the profiler

@@ -129,7 +129,7 @@ def test_onnx_graphs_by_shape(tmp_path):
         ("a", 0, 2, 256), ("b", 1, 4, 256), ("y", 3, 5, 256)], "c is b by another name"
     found = result(ggjit, "plan", path, "--dim", "batch=4")
     assert found["peak"] == found["lower_bound"] == 512 and "taken" not in found
-    with pytest.raises(ParamError, match="open dimension.* --dim NAME=SIZE"):
+    with pytest.raises(ParamError, match="is open; give --dim batch=SIZE$"):
         read_trace(path)
     with pytest.raises(ParamError, match="no such dimension; they have batch"):
         read_trace(path, {"seq": "4"})
@@ -140,3 +140,34 @@ def test_onnx_graphs_by_shape(tmp_path):
         read_trace(path)
     with pytest.raises(ParamError, match="for ONNX graphs"):
         read_trace(tmp_path / "x.csv", {"batch": "4"})
+
+
+def test_onnx_shapes_that_follow_from_shapes(tmp_path):
+    """Each layer cuts a table at the length of its input; a shape that no dimension of the inputs tells stays open."""
+    onnx = pytest.importorskip("onnx")
+    h, kind = onnx.helper, onnx.TensorProto.FLOAT
+    constants = [onnx.numpy_helper.from_array(np.array(v, np.int64), name) for name, v in (("0", [0]), ("1", [1]))]
+    table = onnx.numpy_helper.from_array(np.zeros((512, 32), np.float32), "table")
+    nodes, x = [], "x"
+    for i in range(3):
+        nodes += [h.make_node("Shape", [x], [f"s{i}"]), h.make_node("Gather", [f"s{i}", "1"], [f"n{i}"]),
+                  h.make_node("Slice", ["table", "0", f"n{i}", "0"], [f"t{i}"]),
+                  h.make_node("Add", [x, f"t{i}"], [f"x{i}"])]
+        x = f"x{i}"
+    last = [h.make_node("NonZero", [x], ["where"]), h.make_node("Cast", ["where"], ["y"], to=kind)]
+
+    def save(nodes, out):
+        graph = h.make_graph(nodes, "g", [h.make_tensor_value_info("x", kind, [2, "n", 32])],
+                             [h.make_tensor_value_info(out, kind, None)], [*constants, table])
+        onnx.save(h.make_model(graph), tmp_path / "m.onnx")
+        return tmp_path / "m.onnx"
+    trace = read_trace(save(nodes, x), {"n": "10"})
+    assert dict(zip(trace.ids, trace.size, strict=True)) == {f"{k}{i}": n for i in range(3)
+                                                             for k, n in (("t", 1280), ("x", 2560))}
+    with pytest.raises(ParamError, match="'Slice' .Slice. is open; give --dim n=SIZE$"):
+        read_trace(save(nodes, x))
+    with pytest.raises(ParamError, match="NonZero. is open; save the model with the shapes of its results"):
+        read_trace(save([*nodes, *last], "y"), {"n": "10"})
+    (tmp_path / "m.onnx").write_bytes(b"")
+    with pytest.raises(BadFile, match="or one without nodes"):
+        read_trace(tmp_path / "m.onnx")

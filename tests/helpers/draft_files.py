@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 
 from helpers import arch_files
+from helpers.gguf_files import written
 
 N, D, V = 5, 64, 96                     # guesses; numbers of a token, and tokens, of the targets
 IDS, FIRST = 24, 12                     # tokens of the text; the shortest beginning
@@ -112,10 +113,7 @@ def write(tools, name, folder):
     writer.add_tokenizer_model("no_vocab")
     for tensor, ne in tensors.items():
         writer.add_tensor(tensor, _values(tensor, ne, rng))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    written(writer, paths[1])
     return paths
 
 

@@ -12,6 +12,7 @@ import wave
 import gguf
 import numpy as np
 
+from helpers.gguf_files import written
 from helpers.vision_files import MTMD, TEXT, logits, opened, vectors, write_text
 
 D, FF, HEADS, LAYERS, MELS, FRAMES = 48, 64, 4, 2, 20, 1500
@@ -108,11 +109,7 @@ def write(name, path, without=(), projector=None, **keys):
     for tensor, x in drawn(name).items():
         if tensor not in without:
             w.add_tensor(tensor, x)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return path
+    return written(w, path)
 
 
 def main(tools, name, folder):

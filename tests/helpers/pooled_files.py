@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 
 from helpers import arch_files
+from helpers.gguf_files import written
 
 IDS = np.random.default_rng(11).integers(0, 96, 30).tolist()
 D = arch_files.SMALL["embd"]
@@ -50,10 +51,7 @@ def write(tools, name, path):
     for tensor, shape in tensors.items():
         x = rng.standard_normal(shape) / np.sqrt(shape[-1])
         w.add_tensor(tensor, (1 + 0.2 * x if "norm" in tensor else x).astype(np.float32))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    written(w, path)
     os.remove(base)
     heads = [shape[0] for tensor, shape in tensors.items() if tensor.endswith(".weight")]
     return heads[-1] if heads else D

@@ -4,6 +4,7 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.models import load_model
+from helpers.gguf_files import written
 
 DIM, HEADS, KV_HEADS, FF, VOCAB, LAYERS, CTX = 64, 4, 2, 96, 48, 2, 64
 SHAPES = {"token_embd.weight": (VOCAB, DIM), "output_norm.weight": (DIM,)}
@@ -36,11 +37,7 @@ def write(path, arch="llama", seed=0, type="F32", without=(), shapes=None, metad
             w.add_tensor(name, x.astype(np.float32 if kind == "F32" else np.float16))
         else:
             w.add_tensor(name, gg.quantize(getattr(gg, kind), x), raw_dtype=gguf.GGMLQuantizationType[kind])
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return path
+    return written(w, path)
 
 
 class Words:

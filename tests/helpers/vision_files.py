@@ -15,6 +15,7 @@ import numpy as np
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.pictures.senses import vision_of
 from helpers import arch_files
+from helpers.gguf_files import written
 from helpers.vocabularies import CHAR_OF_BYTE
 
 D, FF, HEADS, LAYERS, PATCH, TEXT = 48, 64, 4, 3, 4, arch_files.SMALL["embd"]
@@ -226,11 +227,7 @@ def write(name, path, seed=0, without=(), n_out=None, tensors=None, theirs=False
     for tensor, x in (_drawn(rng, name, n_out) if tensors is None else tensors).items():
         if tensor not in without:
             w.add_tensor(tensor, _for_llamacpp(name, tensor, x) if theirs else x)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return path
+    return written(w, path)
 
 
 def _drawn(rng, name, n_out):
@@ -349,10 +346,7 @@ def write_text(tools, path, name="mlp", vocab=300):
     w.add_eos_token_id(257)
     for t in old.tensors:
         w.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    written(w, path)
     os.remove(base)
     return path
 

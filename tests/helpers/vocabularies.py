@@ -16,6 +16,7 @@ import zlib
 import numpy as np
 
 from ggjit.models.text.tokenizer import BYTE_OF_CHAR
+from helpers.gguf_files import written
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "models" / "tokenizer_goldens.json"
 ORACLE = pathlib.Path(__file__).with_name("tokenizer_oracle.py")
@@ -44,7 +45,7 @@ def write(path, model, tokens=None, types=None, scores=None, merges=None, arch="
     for key, value in keys.items():
         {str: w.add_string, bool: w.add_bool, int: w.add_uint32}[type(value)](
             "tokenizer.ggml." + key.replace("normalizer_", "normalizer."), value)
-    return _written(w, path)
+    return written(w, path)
 
 
 def write_bytes(path, special=(), words=(), **keys):
@@ -60,7 +61,7 @@ def write_bytes(path, special=(), words=(), **keys):
     w.add_eos_token_id(257)
     for key, value in keys.items():
         {str: w.add_string, bool: w.add_bool, list: w.add_array}[type(value)]("tokenizer." + key, value)
-    return _written(w, path)
+    return written(w, path)
 
 
 def _writer(path, arch, model):
@@ -74,14 +75,6 @@ def _writer(path, arch, model):
     w.add_layer_norm_rms_eps(1e-5)
     w.add_tokenizer_model(model)
     return w
-
-
-def _written(w, path):
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return path
 
 
 # ---------------------------------------------------------------- texts

@@ -79,8 +79,11 @@ def test_bytes_against_time_in_one_call(path, whole):
     assert f"{len(IDS)} tokens" in str(found) and "too small" in str(found)
     if importlib.util.find_spec("matplotlib"):
         assert len(found.plot().lines[0].get_xdata()) == 2
-    for bad in ({"text": []}, {"shares": (0,)}, {"repeats": 0}):
+    for bad in ({"text": []}, {"shares": (0,)}, {"shares": 2}, {"repeats": 0}, {"arena": "1G"}):
         with pytest.raises(gg.ParamError):
             gg.pareto(path, **{"text": 8, **bad})
+    with pytest.raises(gg.TypeMismatch, match="clock is a function"):
+        gg.pareto(path, 8, clock=1)
+    assert gg.pareto(path, 8, shares=(x for x in [1e-12]), repeats=1)[1].how == "too small"
     with pytest.raises(gg.TypeMismatch, match=r"gg.measure\(graph\).pareto\(\)"):
         gg.pareto(gg.Graph(gg.sqr(gg.tensor([1.0]))))

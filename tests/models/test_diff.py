@@ -61,6 +61,7 @@ def test_one_token_is_seen_in_the_picture(path, tmp_path):
     assert (grid[:, :2] == 0).all() and (grid[:, 2] > 0).all(), "tokens before it do not see it"
     axes = d.plot()
     assert axes.images[0].get_array().shape == grid.shape
+    assert axes.get_title().endswith(f"first above 0.01: {d.first.name}")
 
 
 def test_two_settings_and_a_loaded_model(path):

@@ -5,6 +5,7 @@ from helpers import draft_files
 from helpers.llamacpp import computed
 from helpers.requirements import shared
 from helpers.sample import sampled
+from helpers.speculated import text_is_that_of_plain_decoding
 from helpers.tiny_model import loaded
 
 import ggjit as gg
@@ -53,18 +54,7 @@ def test_guesses_are_those_of_llamacpp(name, tmp_path, need):
 @pytest.mark.parametrize("name", ONE_OF_A_KIND)
 def test_the_text_is_that_of_plain_decoding(name, options, pair, monkeypatch):
     monkeypatch.setattr(speculation, "ALLOWED", 1e9)
-    m, draft = pair(name)
-    prompt = np.random.default_rng(5).integers(0, 90, 30).tolist()
-    want = m.generate(prompt, 60, cache_prompt=False, **options)
-    list(want)
-    for use in (None, lambda: m.logits([1, 2]), lambda: list(m.generate([3, 4], 3))):
-        g = m.generate(prompt, 60, speculative=draft, **options)
-        for _ in range(20):
-            next(g)
-        if use:                             # somebody else uses the model in between
-            use()
-        list(g)
-        assert g.stats["tokens"] == want.stats["tokens"] and g.stats["drafted_tokens"] > 0
+    text_is_that_of_plain_decoding(*pair(name), **options)
 
 
 def test_another_target_is_refused(pair, tmp_path):

@@ -7,6 +7,7 @@ import struct
 import numpy as np
 import pytest
 from helpers import tiny_model
+from helpers.gguf_files import written
 from helpers.timing import processor_time
 
 from ggjit.models import load_model
@@ -60,11 +61,7 @@ def write_every_kind(path):
     w.add_tensor("i8", rng.integers(-9, 9, 7, np.int8))
     w.add_tensor("q8_0", gguf.quants.quantize(rng.standard_normal((4, 64), np.float32), gguf.GGMLQuantizationType.Q8_0),
                  raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return path
+    return written(w, path)
 
 
 def same(ours, field):

@@ -8,6 +8,7 @@ import mmap
 import os
 import pathlib
 import random
+import tracemalloc
 import types
 
 import numpy as np
@@ -127,6 +128,20 @@ def test_states_of_more_layers_take_no_more_compute_memory(arch, tmp_path):
     assert bounds[0] == bounds[1] > 0
 
 
+def test_a_saved_state_is_held_once(loaded):
+    loaded.decode([1, 2, 3] * 20)
+    tracemalloc.start()
+    try:
+        state = loaded.save_state()
+        held, most = tracemalloc.get_traced_memory()
+        assert held < len(state) + 10_000 and most < 2 * len(state) + 10_000, "its parts, and these joined"
+        tracemalloc.reset_peak()
+        loaded.load_state(state)
+        assert tracemalloc.get_traced_memory()[1] < held + len(state) / 2
+    finally:
+        tracemalloc.stop()
+
+
 def test_masks_of_all_graphs_share_their_memory(loaded):
     m = loaded
     m.decode(list(range(40)))
@@ -166,4 +181,6 @@ def test_the_command_announces_all_terms(path):
     assert memory["anonymous"] + memory["file"] + memory["terms"][PROCESS] == memory["total"]
     report = model_peak(path, n_ctx=64, flash=True, planner="ggml")
     assert report.memory.terms["compute"] == report.peak
+    server = model_peak(path, n_ctx=64, flash=True, planner="ggml", n_seqs=4, n_cells=4 * 64)
+    assert server.kinds["KV cache"] == 4 * report.kinds["KV cache"]
     assert "Python and libraries" in ggjit("peak", path, "-c", 64).stdout

@@ -78,6 +78,10 @@ def test_more_memory_is_a_better_setting(shape):
 def test_what_is_given_stays(shape):
     found = gg.fit(shape, memory=beside(1.3e9), n_ctx=1024, n_batch=64, kv_type="q8_0", repack=False)
     assert found.setting == Setting(1024, 64, True, "Q8_0", False)
+    found = gg.fit(shape, memory=beside(1.3e9), n_ctx=512, n_batch=64, kv_type="q5_1", n_seqs=4)
+    assert found.options["kv_type"] == "Q5_1" and found.options["n_seqs"] == 4, "what load_model needs besides"
+    with pytest.raises(gg.ParamError, match="override_tensor: say which devices there are"):
+        gg.fit(shape, memory=beside(1.3e9), override_tensor={"ffn": "CPU"})
     found = gg.fit(shape, memory=beside(7e8), n_ctx=2048)
     over = [c for c in found.others if "above the limit" in c.why]
     assert over and all(c.nbytes > found.limit for c in over)
@@ -95,6 +99,10 @@ def test_too_little_says_the_least_that_is_enough(shape):
         gg.fit(shape)
     with pytest.raises(gg.TypeMismatch, match="from its file: a path, not a dict"):
         gg.fit({}, memory=1e9)
+    for bad, why in (({"n_batch": "x"}, "n_batch must be an integer"), ({"n_gpu_layers": 1}, "unknown option 'n_gpu_l"),
+                     ({"devices": 5}, "devices takes"), ({"n_contexts": 1}, "unknown option 'n_contexts'")):
+        with pytest.raises((gg.ParamError, gg.TypeMismatch), match=why):
+            gg.fit(shape, memory=1e9, **bad)
 
 
 def test_a_context_beyond_memory_is_refused_before_memory_is_touched(shape, monkeypatch):

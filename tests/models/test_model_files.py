@@ -10,6 +10,7 @@ from helpers import tiny_model
 import ggjit as gg
 from ggjit.core.table import TABLE
 from ggjit.models import load_model
+from ggjit.models.files import gguf
 from ggjit.models.text.sampling import Sampler
 from ggjit.ops.core.traits import all_traits
 
@@ -55,6 +56,31 @@ def test_what_is_wrong_is_named_and_nothing_stays(tmp_path, change, error, words
         load_model(path, n_threads=1)
     gc.collect()
     assert TABLE.n_alive() == alive
+
+
+@pytest.mark.parametrize("damage,options", [(lambda data: data[:-40000], {}), (bytes, {"n_ctx": -1}),
+                                            (bytes, {"arena": 100})])
+def test_a_file_that_is_refused_is_no_longer_mapped(tmp_path, monkeypatch, damage, options):
+    """Without the garbage collector: a second try may need the addresses, and Windows keeps mapped files."""
+    maps, real = [], gguf.map_file
+
+    def noted(path):
+        data, state = real(path)
+        maps.append(weakref.ref(data))
+        return data, state
+    monkeypatch.setattr(gguf, "map_file", noted)
+    path = tmp_path / "m.gguf"
+    tiny_model.write(path)
+    path.write_bytes(damage(path.read_bytes()))
+    gc.disable()
+    try:
+        try:
+            pytest.fail(f"{load_model(path, n_threads=1, **options)} was loaded")
+        except gg.GgjitError:
+            pass
+        assert [m() for m in maps] == [None]
+    finally:
+        gc.enable()
 
 
 def test_a_type_without_kernels_is_named(tmp_path, monkeypatch):
@@ -111,6 +137,7 @@ def test_a_model_freed_while_it_computes(tmp_path, python):
     r = python("""
 import faulthandler, sys, threading, time, numpy as np, ggjit as gg
 from ggjit.models import load_model
+from ggjit.models.files import gguf
 faulthandler.dump_traceback_later(50, exit=True)
 for i in range(3):
     m, ended = load_model(sys.argv[1], n_threads=2), []

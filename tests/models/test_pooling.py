@@ -5,6 +5,7 @@ import gguf
 import numpy as np
 import pytest
 from helpers import hf_folders, pooled_files, tiny_model
+from helpers.gguf_files import written
 from helpers.llamacpp import computed
 from helpers.processes import ggjit, result
 
@@ -123,11 +124,8 @@ def test_pairs_of_roberta_have_two_separators(bos, eos, arch, want, tmp_path):
     w.add_unk_token_id(3)
     for add in (w.add_add_bos_token, w.add_add_eos_token, w.add_add_sep_token, w.add_add_space_prefix):
         add(True)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    assert Tokenizer.from_gguf(GGUFFile(tmp_path / "v.gguf")).encode_pair("a", "b") == (want, want.index(5))
+    path = written(w, tmp_path / "v.gguf")
+    assert Tokenizer.from_gguf(GGUFFile(path)).encode_pair("a", "b") == (want, want.index(5))
 
 
 def test_special_tokens_of_a_prompt_are_not_those_of_a_text(cross_encoder):

@@ -1,7 +1,9 @@
 """Tokenizers against recorded ids, the models' own tokenizer files, and llama.cpp."""
+import copy
 import itertools
 import json
 import pathlib
+import pickle
 import random
 import sys
 
@@ -23,6 +25,7 @@ from ggjit.ops.core.errors import (
     ModelError,
     NotSupported,
     ParamError,
+    TypeMismatch,
 )
 
 gguf = pytest.importorskip("gguf")
@@ -289,6 +292,18 @@ def test_bad_arguments_are_named(shared):
                       (3, "is int")):
         with pytest.raises(ParamError, match=text):
             t.encode(bad)
+
+
+def test_a_pickle_opens_the_file_anew(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write("v.gguf", "llama", ["<unk>", "a"], [UNK, 1], [0.0, 0.0])
+    t = Tokenizer.from_gguf(GGUFFile("v.gguf"))
+    made = [pickle.dumps(t), copy.copy(t), copy.deepcopy(t)]
+    monkeypatch.chdir("/")
+    assert [x.piece(1) for x in (pickle.loads(made[0]), *made[1:])] == [b"a"] * 3
+    inside = Tokenizer.from_gguf(GGUFFile.from_bytes((tmp_path / "v.gguf").read_bytes()))
+    with pytest.raises(TypeMismatch, match="bytes in memory.*from_bytes"):
+        pickle.dumps(inside)
 
 
 def test_missing_library_is_named(shared, monkeypatch):

@@ -125,23 +125,16 @@ print(found + twin.FAULTS[:5])
 """
 
 
-def wrong(tmp_path, *calls):
-    code = WRONG.replace("{{", "{").replace("}}", "}").replace("{calls}", "\n".join(calls))
-    r = python(code, PYTHONPATH=TESTS_PATH, timeout=1200, GGJIT_CACHE_DIR=str(tmp_path), GGJIT_CPU="", GGJIT_TUNE="off")
-    return r.stdout + r.stderr
-
-
 @avx512
 @pytest.mark.parametrize("names", [sorted(CODES, key=rank)[:1], pytest.param(CODES, marks=pytest.mark.slow)])
-def test_products_of_codes_are_right_by_what_the_instructions_mean(tmp_path, names):
-    """Of rows as they lie, of experts, of repacked weights; the bytes of AVX-512's tiles."""
-    calls = [f"products({name!r})" for name in names] + [f"repacked({names[0]!r})"]
-    assert wrong(tmp_path, *calls) == "[]\n"
-
-
-@avx512
-def test_products_of_bf16_are_right_by_what_the_instructions_mean(tmp_path):
-    assert wrong(tmp_path, "products('bf16')", "bf16()", "measured()") == "[]\n"
+def test_products_are_right_by_what_the_instructions_mean(tmp_path, names):
+    """Of rows as they lie, of experts, of repacked weights; the bytes of AVX-512's tiles.  Of BF16, and as they are
+    measured."""
+    calls = [*(f"products({name!r})" for name in names), f"repacked({names[0]!r})", "products('bf16')", "bf16()",
+             "measured()"]
+    code = WRONG.replace("{{", "{").replace("}}", "}").replace("{calls}", "\n".join(calls))
+    r = python(code, PYTHONPATH=TESTS_PATH, timeout=1200, GGJIT_CACHE_DIR=str(tmp_path), GGJIT_CPU="", GGJIT_TUNE="off")
+    assert r.stdout == "[]\n", r.stdout + r.stderr
 
 
 def configure(*shapes):

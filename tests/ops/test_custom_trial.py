@@ -15,57 +15,57 @@ from ggjit.ops.elementwise.custom_bounds import indexes_by_values
 N = 64
 
 
-@pytest.fixture(params=[1, 2])
-def cpu(request):
-    return gg.init_backend("CPU", n_threads=request.param)
+CPUS = [gg.init_backend("CPU", n_threads=n) for n in (1, 2)]        # a function is compiled once for both
 
 
 def tensor(n=N):
     return gg.tensor(np.random.default_rng(0).random((4, n), np.float32))
 
 
-def test_a_write_past_the_array_is_an_error_with_its_line(cpu):
+def test_a_write_past_the_array_is_an_error_with_its_line():
     @njit
     def past(dst, a, ith, nth):
         for i in range(len(a)):
             dst[i + 1] = a[i]
     x = tensor()
-    for _ in range(2):                                      # not only at first
+    for cpu in (*CPUS, *CPUS):                              # not only at first
         with pytest.raises(gg.GgjitError, match=r"past raised IndexError.*custom_trial.py, line \d+\): dst\[i \+ 1\]"):
             gg.compute(gg.map_custom1(x, past), backend=cpu)
     assert gg.compute(gg.neg(x), backend=cpu).shape == (4, N)
 
 
-def test_a_write_behind_numbas_back(cpu):
+def test_a_write_behind_numbas_back():
     @njit
     def wide(dst, a, ith, nth):
         w = np.lib.stride_tricks.as_strided(dst, (dst.shape[0] + 1, dst.shape[1]), dst.strides)
         for i in range(w.shape[0]):
             for j in range(w.shape[1]):
                 w[i, j] = 1.0
-    with pytest.raises(gg.GgjitError, match=r"wide writes outside its result, an array of shape \(4, 64\)"):
-        gg.compute(gg.map_custom1(tensor(), wide), backend=cpu)
+    for cpu in CPUS:
+        with pytest.raises(gg.GgjitError, match=r"wide writes outside its result, an array of shape \(4, 64\)"):
+            gg.compute(gg.map_custom1(tensor(), wide), backend=cpu)
 
 
-def test_sources_are_not_written(cpu):
+def test_sources_are_not_written():
     @njit
     def spoils(dst, a, ith, nth):
         dst[:] = a
         a[0, 0] = 7
     x = tensor()
     before = x.numpy()
-    with pytest.raises(gg.GgjitError, match="writes into source 0"):
-        gg.compute(gg.map_custom1(x, spoils), backend=cpu)
-    np.testing.assert_array_equal(x.numpy(), before)
+    for cpu in CPUS:
+        with pytest.raises(gg.GgjitError, match="writes into source 0"):
+            gg.compute(gg.map_custom1(x, spoils), backend=cpu)
+        np.testing.assert_array_equal(x.numpy(), before)
 
 
 @pytest.mark.parametrize("jitted", [True, False])
-def test_what_is_left_unwritten_is_told_and_is_nan_in_every_run(cpu, jitted):
+def test_what_is_left_unwritten_is_told_and_is_nan_in_every_run(jitted):
     def half(dst, a, ith, nth):
         dst[ith:2:nth] = a[ith:2:nth]
     f, x = njit(half) if jitted else half, tensor()
     with pytest.warns(gg.GgjitWarning, match=r"half leaves 128 of 256 values .* first at \[2, 0\]") as told:
-        for _ in range(4):
+        for cpu in (*CPUS, *CPUS, *CPUS):
             y = gg.compute(gg.map_custom1(x, f), backend=cpu)
             np.testing.assert_array_equal(y[:2], x.numpy()[:2])
             assert np.isnan(y[2:]).all()
@@ -80,33 +80,35 @@ def test_a_function_that_returns_instead_of_writing():
 
 
 @pytest.mark.parametrize("jitted", [True, False])
-def test_right_functions_are_left_alone(cpu, jitted):
+def test_right_functions_are_left_alone(jitted):
     def double(dst, a, ith, nth):
         for i in range(ith, len(a), nth):
             dst[i] = 2 * a[i]
     x, f = tensor(), njit(double) if jitted else double
-    y = gg.map_custom1(x, f)
-    graph = gg.Graph(y)
-    gg.GraphAllocator(cpu).alloc_graph(graph)
-    plan = cpu.graph_plan_create(graph)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(5):
-            plan.compute()
-            np.testing.assert_array_equal(plan.numpy(y), 2 * x.numpy())
-        gg.compute(gg.map_custom1_inplace(gg.dup(x), f), backend=cpu)
+    for cpu in CPUS:
+        y = gg.map_custom1(x, f)
+        graph = gg.Graph(y)
+        gg.GraphAllocator(cpu).alloc_graph(graph)
+        plan = cpu.graph_plan_create(graph)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(5):
+                plan.compute()
+                np.testing.assert_array_equal(plan.numpy(y), 2 * x.numpy())
+            gg.compute(gg.map_custom1_inplace(gg.dup(x), f), backend=cpu)
 
 
-def test_shapes_that_change_are_checked_again(cpu):
+def test_shapes_that_change_are_checked_again():
     @njit
     def sixty_four(dst, a, ith, nth):
         for i in range(len(a)):
             for j in range(64):
                 dst[i, j] = a[i, j]
-    for _ in range(4):
-        gg.compute(gg.map_custom1(tensor(64), sixty_four), backend=cpu)
-    with pytest.raises(gg.GgjitError, match="IndexError"):
-        gg.compute(gg.map_custom1(tensor(63), sixty_four), backend=cpu)
+    for cpu in CPUS:
+        for _ in range(4):
+            gg.compute(gg.map_custom1(tensor(64), sixty_four), backend=cpu)
+        with pytest.raises(gg.GgjitError, match="IndexError"):
+            gg.compute(gg.map_custom1(tensor(63), sixty_four), backend=cpu)
 
 
 @njit
@@ -202,6 +204,42 @@ def _listed(dst, a, b, ith, nth):
         dst[r, 0] = 1
 
 
+def _through_a_view(dst, a, b, ith, nth):
+    rows = np.zeros((2, 3), np.int64)
+    row = rows[0]
+    row[0] = int(a[0, 0])
+    dst[rows[0, 0], 0] = 1
+
+
+def _through_names(dst, a, b, ith, nth):
+    rows = np.zeros(4).astype(np.int64)
+    both = rows, dst
+    put(np.reshape(both[0], (2, 2)), 0, a[0, 0])
+    dst[rows[0], 0] = 1
+
+
+def _in_place(dst, a, b, ith, nth):
+    rows = np.zeros(4, np.int64)
+    later = rows[1:]
+    later += int(a[0, 0])
+    dst[rows[1], 0] = 1
+
+
+def _where_decided(dst, a, b, ith, nth):
+    rows, far = np.zeros(1, np.int64), 10**6
+    if a[0, 0] > 5:
+        rows[0] = far
+    dst[rows[0], 0] = 1
+
+
+def _sums_in_a_view(dst, a, b, ith, nth):
+    sums = np.zeros((2, a.shape[1]), np.float32)
+    first = sums[0]
+    for i in range(a.shape[0]):
+        first += a[i]
+        dst[i] = sums[0]
+
+
 def _clipped(dst, a, b, ith, nth):
     for i in range(ith, a.shape[0], nth):
         for j in range(a.shape[1]):
@@ -236,7 +274,8 @@ def _whole_rows(dst, a, b, ith, nth):
 @pytest.mark.parametrize("function,expected", [
     (_loops, False), (_whole_rows, False), (_helper_value, False), (_read_index, True), (_largest, True),
     (_until_zero, True), (_until_zero_or_the_end, True), (_where_large, True), (_listed, True), (_clipped, False),
-    (_count_read, True), (_mask, True), (_helper_index, True)])
+    (_through_a_view, True), (_through_names, True), (_in_place, True), (_where_decided, True),
+    (_sums_in_a_view, False), (_count_read, True), (_mask, True), (_helper_index, True)])
 def test_which_functions_index_by_values(function, expected):
     assert indexes_by_values(njit(function), 3) is expected
 
@@ -294,13 +333,16 @@ def test_float16_is_refused_with_a_remedy():
         gg.compute(gg.map_custom1(gg.tensor(np.ones((4, 64), np.float16)), same))
 
 
-def test_a_switch(cpu, monkeypatch):
+def test_a_switch(monkeypatch):
+    @njit
     def nothing(dst, a, ith, nth):
         pass
     monkeypatch.setenv("GGJIT_CUSTOM", "unchecked")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gg.compute(gg.map_custom1(tensor(), njit(nothing)), backend=cpu)
+        for cpu in CPUS:
+            gg.compute(gg.map_custom1(tensor(), nothing), backend=cpu)
     monkeypatch.setenv("GGJIT_CUSTOM", "perhaps")
-    with pytest.raises(gg.ParamError, match="checked or unchecked"):
-        gg.compute(gg.map_custom1(tensor(), njit(nothing)), backend=cpu)
+    for cpu in CPUS:
+        with pytest.raises(gg.ParamError, match="checked or unchecked"):
+            gg.compute(gg.map_custom1(tensor(), nothing), backend=cpu)

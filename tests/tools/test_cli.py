@@ -11,6 +11,7 @@ import types
 import numpy as np
 import pytest
 from helpers import tiny_model
+from helpers.paths import ROOT
 from helpers.processes import START, ggjit, result
 
 import ggjit as gg
@@ -65,8 +66,10 @@ def test_embed_and_demo(need, command):
 
 
 def test_warm_up(tiny):
-    got = result(ggjit, "warm-up", tiny)
+    """Of repacked weights, too; which kernels those want: tests/tools/test_warm.py."""
+    got = result(ggjit, "warm-up", tiny, "--repack")
     assert got["kernels"] == got["compiled"] + got["cached"] > 5 and got["seconds"] > 0
+    assert got["tiles"] == {}                                       # a tiny model is not worth measuring
 
 
 @pytest.mark.parametrize("args,status,words", [
@@ -208,6 +211,11 @@ def test_alone_it_says_what_to_try(command):
     assert r.returncode == 2 and "did you mean bench?" in r.stderr
     r = ggjit("bench", "m.gguf", "--fast")          # what a process of its own says
     assert r.returncode == 2 and "ggjit bench" in r.stderr and "--fast" in r.stderr
+
+
+def test_the_page_of_commands_names_all():
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    assert not [name for name in COMMANDS if f"`ggjit {name}" not in page]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,4 +1,6 @@
 """`pip install -e` in a checkout, and README's cell beside it: the checkout's folder may be called ggjit, too."""
+import functools
+import itertools
 import os
 import re
 import shutil
@@ -9,6 +11,7 @@ from importlib.machinery import PathFinder
 import pytest
 from helpers.paths import ROOT
 from helpers.requirements import need
+from helpers.sample import sampled
 
 WHERE = "\nimport ggjit.models, ggjit.ops.core.types\nprint(gg.__file__)\n"
 
@@ -24,28 +27,42 @@ def run(*command, **options):
     return r.stdout
 
 
-@pytest.fixture(scope="module", params=["ggjit", "Größe mit Raum"])
-def installed(request, tmp_path_factory):
-    """(a checkout of that name, the Python it is installed in, whose other packages are this one's)"""
+FOLDERS, WAYS = ("ggjit", "Größe mit Raum"), ("script", "prompt", "notebook")
+
+
+@pytest.fixture(scope="module")
+def install(tmp_path_factory):
+    """install(folder): (a checkout of that name, the Python it is installed in, whose other packages are this one's)"""
     need("pip", "it installs the checkout")
-    checkout = tmp_path_factory.mktemp("beside") / request.param
-    for name in ("engine", "ops", "alloc", "models", "tools"):
-        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "build_backend.py", "README.md", "LICENSE", "ggjit_command.py"):
-        shutil.copy(ROOT / name, checkout / name)
-    venv = checkout / ".venv"
-    run(sys.executable, "-m", "venv", "--without-pip", venv)
-    site, = (venv / "lib").glob("python*/site-packages")
-    (site / "others.pth").write_text("".join(f"import sys; sys.path.append({p!a})\n" for p in sys.path
-                                              if p.endswith("-packages")))     # ASCII, which every locale reads
-    run(sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--quiet", "--no-deps",
-        "--no-build-isolation", "-e", checkout)
-    return checkout, venv / "bin" / "python"
+
+    @functools.cache
+    def of(folder):
+        checkout = tmp_path_factory.mktemp("beside") / folder
+        for name in ("engine", "ops", "alloc", "models", "tools"):
+            shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "build_backend.py", "README.md", "LICENSE", "ggjit_command.py"):
+            shutil.copy(ROOT / name, checkout / name)
+        venv = checkout / ".venv"
+        run(sys.executable, "-m", "venv", "--without-pip", venv)
+        site, = (venv / "lib").glob("python*/site-packages")
+        (site / "others.pth").write_text("".join(f"import sys; sys.path.append({p!a})\n" for p in sys.path
+                                                  if p.endswith("-packages")))     # ASCII, which every locale reads
+        run(sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--quiet", "--no-deps",
+            "--no-build-isolation", "-e", checkout)
+        return checkout, venv / "bin" / "python"
+    return of
 
 
-@pytest.mark.parametrize("way", ["script", "prompt", "notebook"])
-def test_readmes_cell_beside_the_checkout(installed, way):
-    checkout, interpreter = installed
+@pytest.fixture(params=FOLDERS)
+def installed(request, install):
+    return install(request.param)
+
+
+# a folder called ggjit may hide the package from each, letters and spaces from all alike
+@pytest.mark.parametrize("folder,way", [*itertools.product(FOLDERS[:1], WAYS), *sampled(
+    itertools.product(FOLDERS[1:], WAYS), lambda case: case[:1])])
+def test_readmes_cell_beside_the_checkout(install, folder, way):
+    checkout, interpreter = install(folder)
     beside, cell = checkout.parent, readme_cell() + WHERE
     if way == "script":
         (beside / "cell.py").write_text(cell, encoding="utf-8")

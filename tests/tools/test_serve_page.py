@@ -3,13 +3,17 @@ import base64
 import hashlib
 import pathlib
 import re
+import socket
 import subprocess
 import sys
+import types
 
 import pytest
 from helpers.browser import in_browser
 from helpers.served import CHATML, serving
 
+import ggjit as gg
+from ggjit.tools.command.commands import serve
 from ggjit.tools.serve.app import Limits
 
 TESTS = pathlib.Path(__file__).parents[1]
@@ -66,13 +70,32 @@ def test_other_origins_may_ask_as_the_limits_say(m):
     for origins, there in (("*", {"https://a.org": True, "null": True}),
                            ("localhost", {"https://a.org": False, "http://localhost:8888": True,
                                           "http://127.0.0.1": True, "http://localhost.a.org": False}),
-                           ("https://a.org, https://b.org/", {"https://b.org": True, "https://a.orgs": False})):
+                           ("https://A.org, localhost", {"https://a.org": True, "http://[::1]:80": True,
+                                                         "https://a.orgs": False}), ("", {"null": False})):
         with serving(m, limits=Limits(key="k", origins=origins)) as (client, _):
             for origin, yes in there.items():
                 r = client.options("/v1/chat/completions", headers=asks | {"Origin": origin})
                 assert r.headers.get(allowed) == (origin if yes else None) and (r.status_code == 200) == yes
                 r = client.post("/v1/completions", json={}, headers={"Origin": origin})
                 assert r.status_code == 401 and r.headers.get(allowed) == (origin if yes else None)
+
+
+@pytest.mark.parametrize("origins", ["a.org", "https://a.org/path", "https://*.a.org"])
+def test_what_no_browser_sends_as_an_origin_is_refused(origins):
+    with pytest.raises(gg.ParamError, match="is no origin of pages: give scheme and host"):
+        Limits(origins=origins)
+
+
+def test_where_it_cannot_listen_is_said():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        if sys.platform != "win32":
+            with pytest.raises(gg.ParamError, match=f"cannot listen at 127.0.0.1, port {port}: .*another --host"):
+                serve._bound(types.SimpleNamespace(host="127.0.0.1", port=port))
+    with pytest.raises(gg.ParamError, match="--port 99999: ports go up to 65535"):
+        serve._bound(types.SimpleNamespace(host="127.0.0.1", port=99999))
+    with serve._bound(types.SimpleNamespace(host="localhost", port=0)) as s:
+        assert s.getsockname()[0] == "127.0.0.1"
 
 
 def test_a_warm_server_compiles_nothing_for_its_requests():

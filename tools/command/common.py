@@ -95,7 +95,7 @@ def chunk_options(args):
 
 
 def add_n_ctx(c, help):
-    c.add_argument("-c", "--n-ctx", type=positive, default=None, metavar="N", help=help)
+    c.add_argument("-c", "--n-ctx", "--ctx", type=positive, default=None, metavar="N", help=help)
 
 
 def add_repack(c):

@@ -13,38 +13,36 @@ from ggjit.ops.core.printable import printable
 
 # {command: its line of help}, in the order of `ggjit --help`; the module is the file of that name in `commands`
 COMMANDS = {
-    "demo": "the main job: real sentences through the real MiniLM, nearest neighbours, speed, memory plan",
-    "embed": "sentence embeddings",
-    "rerank": "which of some texts answer a query best, by a reranker",
+    "demo": "compute embeddings of real sentences with MiniLM: nearest neighbours, speed, memory plan",
+    "embed": "compute sentence embeddings",
+    "rerank": "sort texts by how well they answer a query",
     "generate": "continue a text",
-    "chat": "a conversation with a model",
-    "serve": "a model over HTTP: OpenAI's chat, completions, embeddings, and llama.cpp's tokenize, metrics, slots",
-    "finetune": "train a LoRA adapter beside the frozen, also quantised, weights of a model",
-    "bench": "speed of a model, as llama-bench: pp = prompt processing, tg = text generation",
-    "transcribe": "text from a recording, with times (Whisper)",
-    "vad": "where there is speech in a recording (Silero VAD)",
-    "quantize": "a model's matrices in smaller types: llama-quantize's mixtures, byte for byte",
-    "convert": "a Hugging Face folder (safetensors, config, tokenizer) as a GGUF file",
-    "edit": "keys and tensors of a GGUF changed, renamed or removed; models split into several files, or joined",
-    "imatrix": "how much each column of each matrix matters on a text, for quantize",
-    "control-vector": "a direction from one side of pairs of texts to the other, for --control-vector",
-    "perplexity": "how well a model predicts a text; KL divergence from a better model",
-    "peak": "peak memory of a model, measured without allocating or reading weights",
-    "fit": "the best setting of a model that stays within so much memory, and why not the others",
+    "chat": "talk with a model",
+    "serve": "serve a model over HTTP: OpenAI's chat, completions and embeddings, llama.cpp's tokenize, metrics, slots",
+    "finetune": "train a LoRA adapter; the weights of the model, also quantised ones, stay as they are",
+    "bench": "measure the speed of a model, as llama-bench does: pp = prompt processing, tg = text generation",
+    "transcribe": "write the text of a recording, with times (Whisper)",
+    "vad": "find speech in a recording (Silero VAD)",
+    "quantize": "write a model with smaller types; the bytes equal llama-quantize's",
+    "convert": "write a Hugging Face folder (safetensors, config, tokenizer) as a GGUF file",
+    "edit": "change, rename or remove keys and tensors of a GGUF file; split a model into several files, or join them",
+    "imatrix": "compute the importance of each column of each matrix on a text, for quantize",
+    "control-vector": "compute the direction from negative to positive texts, for --control-vector",
+    "perplexity": "measure how well a model predicts a text; KL divergence from a better model",
+    "peak": "compute the peak memory of a model without allocating it or reading weights",
+    "fit": "find the best settings of a model that stay within a memory limit, and say why others do not",
     "plan": "place buffers with given lifetimes (MiniMalloc's CSV: id,lower,upper,size)",
-    "ops": "the op suite of ggml's test-backend-ops: check, time or list the cases",
-    "info": "version, processor, devices, and which types and ops each device supports; one op; or what is in a GGUF",
-    "warm-up": "compile the kernels a model needs into the cache, and measure once which tiles make its tokens fastest "
-               "on this machine",
-    "cache": "list what is kept for the next time; export compiled kernels into one file, or import them: nothing is "
-             "compiled on the next machine",
-    "worker": "lend this machine to others: gg.cluster.connect there makes it a device",
-    "completion": "print the script that completes commands and options in a shell",
+    "ops": "check, time or list the cases of ggml's test-backend-ops",
+    "info": "describe this installation (version, processor, devices, types, ops), one op, or a GGUF file",
+    "warm-up": "compile the kernels of a model into the cache, and measure the fastest ones for this processor",
+    "cache": "list the compiled kernels and repacked weights in the cache; export kernels to a file, or import them",
+    "worker": "let other machines compute on this one: gg.cluster.connect makes it a device there",
+    "completion": "print the completion script of a shell",
 }
 _NEGATIVE = re.compile(r"-\.?\d")
 TRY_FIRST = (("ggjit demo", "real sentences: neighbours, speed, memory"),
              ('ggjit embed "a cat" "a dog"', "two vectors of 384 numbers"),
-             ("ggjit peak llama-7b --n-ctx 4096", "what a model would take, without having it"))
+             ("ggjit peak llama-7b --n-ctx 4096", "memory of a model, computed without its file"))
 
 
 def _examples(title, pairs):

@@ -42,6 +42,7 @@ STATUS = ((QueueFull, 429, "rate_limit_error"), (NotSupported, 501, "not_support
           *((kind, 400, "invalid_request_error") for kind in (BadFile, ParamError, TypeMismatch, ShapeError,
                                                                            IndexRangeError)))
 LOCAL = r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?"         # origins of pages of this machine
+ANY_OF = {"*": ".*", "localhost": LOCAL}
 MAX_TEXTS = 2048                # of one embeddings or rerank request
 
 
@@ -63,17 +64,24 @@ def error_body(error):
     return status, {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
+def _pattern(origins):
+    """A regular expression of the origins that are meant."""
+    found = []
+    for origin in filter(None, (o.strip().rstrip("/").lower() for o in origins.split(","))):
+        if origin not in ANY_OF and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/*?#\s]+", origin):
+            raise ParamError(f"{origin!r} is no origin of pages: give scheme and host, such as https://example.org or "
+                             f"http://10.0.0.1:3000, localhost for pages of this machine, * for all")
+        found.append(ANY_OF.get(origin) or re.escape(origin))
+    return "|".join(found) or "(?!)"
+
+
 class Limits:
     """body_nbytes of a request; seconds that one may take, None: any; key: that requests must show, None: none;
-    origins: of pages whose scripts may ask: "*": any; "localhost": of this machine; else a list with commas between."""
+    origins: of pages whose scripts may ask, with commas between: "*": any; "localhost": of this machine; "": none.
+    Errors: ParamError."""
 
     def __init__(self, body_nbytes=8 << 20, seconds=None, key=None, origins="*"):
-        self.body_nbytes, self.seconds, self.key, self.origins = body_nbytes, seconds, key, origins
-
-    @property
-    def origin_pattern(self):
-        listed = "|".join(re.escape(o.strip().rstrip("/")) for o in self.origins.split(","))
-        return {"*": ".*", "localhost": LOCAL}.get(self.origins, listed)
+        self.body_nbytes, self.seconds, self.key, self.origin_pattern = body_nbytes, seconds, key, _pattern(origins)
 
 
 class ModelServer:

@@ -46,12 +46,12 @@ class ComputeArena:
     def _cheapest(self, all_rows, hidden):
         """The cheapest of the batch that was asked for, its half, a quarter, ... that fits.  Errors: BudgetError."""
         m, sizes = self.network, _halves(min(self.network.n_batch, self.network.n_ctx), self.network.least_piece)
-        best, price, error = None, math.inf, None
+        best, price, minimum = None, math.inf, 0
         for n in sizes:
             try:
                 found = self.within(m.graph(*m.full_batch(n, all_rows, hidden)), cut=False)
             except BudgetError as e:
-                error = e
+                minimum = e.minimum     # the error itself would hold this network in a cycle
                 continue
             if not isinstance(found, Rematerialized):
                 found = None if best is None else rematerialize(found, self.nbytes, m.backend)
@@ -62,7 +62,7 @@ class ComputeArena:
         if best is None:
             raise BudgetError(f"arena: {mib(self.nbytes)} are too few for {sizes[-1]} tokens of {m.file.path}"
                               f"{' with all logits' if all_rows and not hidden else ''}: the least found is "
-                              f"{mib(error.minimum)}; use arena={error.minimum} or more", error.minimum)
+                              f"{mib(minimum)}; use arena={minimum} or more", minimum)
         return best
 
 

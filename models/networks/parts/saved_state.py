@@ -43,8 +43,11 @@ def save(m, path):
     exact = 0 if text is None or not m._weights_as_read else min(text.exact, len(ids))
     header = json.dumps({"model": fingerprint(m), "kv_type": _kv_type(m), "n_past": len(ids), "n_exact": exact,
                          "n_bytes": sum(map(len, parts))}).encode()
-    state = b"".join([MAGIC, LENGTH.pack(len(header)), header, *parts])
-    state += LENGTH.pack(zlib.crc32(state))
+    parts = [MAGIC, LENGTH.pack(len(header)), header, *parts]
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    state = b"".join([*parts, LENGTH.pack(crc)])            # joined once: no other copy of a long text
     if path is not None:
         with whole_file(path) as f:
             f.write(state)
@@ -153,7 +156,8 @@ def _checked(m, state, source):
     if not state.startswith(MAGIC) or len(state) < start + LENGTH.size:
         raise broken("this is no saved state")
     n_header = LENGTH.unpack_from(state, len(MAGIC))[0]
-    if n_header > MAX_HEADER_NBYTES or zlib.crc32(state[:-4]) != LENGTH.unpack(state[-4:])[0]:
+    view = memoryview(state)
+    if n_header > MAX_HEADER_NBYTES or zlib.crc32(view[:-4]) != LENGTH.unpack(view[-4:])[0]:
         raise broken(f"the {len(state)} bytes of the saved state are cut off or damaged")
     try:
         header = parse_json(state[start:start + n_header])
@@ -161,7 +165,7 @@ def _checked(m, state, source):
             header[k] for k in ("model", "kv_type", "n_past", "n_exact", "n_bytes"))
     except (ValueError, TypeError, KeyError) as e:
         raise broken(f"the header cannot be read ({e})") from None
-    body = state[start + n_header:-4]
+    body = view[start + n_header:-4]
     if not all(is_whole(n, 0) for n in (n_past, n_exact, n_bytes)) or n_bytes != len(body) or 4 * n_past > n_bytes:
         raise broken(f"n_past {n_past!r} and n_bytes {n_bytes!r} do not fit the {len(body)} bytes")
     if model != fingerprint(m):

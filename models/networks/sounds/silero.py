@@ -57,6 +57,9 @@ def find_silero(folder):
 def load_vad(path, backend="CPU", n_threads=1, conv_type="F32"):
     """Load a Silero VAD model in whisper.cpp's file form; see SileroVad.
 
+        with load_vad("ggml-silero-v5.1.2.bin") as vad:
+            print(vad.segments(samples))
+
     backend: a device name ("CPU") or a Backend; one thread is best, no node is worth a barrier.
     conv_type: "F32", or "F16" to round the convolutions' data as ggml does (probabilities then differ by up to 2e-3).
     Errors: BadFile (a damaged file), ModelError (another network), ParamError; nothing stays loaded after an error.

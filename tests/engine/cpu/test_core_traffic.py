@@ -51,7 +51,7 @@ def test_lines_with_two_writers_are_found():
     assert record(plan_of(2, y)).nbytes == 4
 
 
-def some_graphs(n=3):
+def some_graphs(n=2):
     """A few graphs, others in every run: their kernels are compiled anew, which takes ten seconds each."""
     return random.Random(SEED).sample(sorted(core_traffic.GRAPHS), n)
 

@@ -66,6 +66,18 @@ def test_functions_of_users_keep_their_threads(impatient):
     assert (impatient.words[walk.S_JOB // WORD] >> walk.JOB_SHIFT) - before == 1
 
 
+def test_runs_of_one_thread_leave_pauses_as_they_are(impatient):
+    """They wait for none, so they say nothing of how busy the machine is."""
+    plan, words = _plan(2, 0), impatient.words
+    plan.thread_choice = SimpleNamespace(n_threads=lambda: 1, ran=lambda seconds: None)
+    words[team.S_PAUSE // WORD], words[S_WAITED // WORD] = 7, 9
+    try:
+        plan.compute()
+        assert (words[team.S_PAUSE // WORD], words[S_WAITED // WORD]) == (7, 9)
+    finally:
+        words[team.S_PAUSE // WORD] = 0
+
+
 @native("i64(i64, i64, i64)")
 def _ask(sync, nth, node):
     team.leaves(sync, nth, node, sync + walk.S_DONE)

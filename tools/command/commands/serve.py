@@ -32,6 +32,7 @@ EXAMPLES = (("ggjit serve model.gguf", "at http://127.0.0.1:8080/v1 for this mac
             ("ggjit serve m.gguf --host 0.0.0.0 --api-key-file key", "for others, who know the key"))
 SHARE = 2                       # of the free memory, weights, cache and compute memory take one over this at most
 BACKLOG = 1024                  # connections that wait to be taken
+MAX_PORT = 65535
 LOOPBACK = ("127.", "localhost", "::1")
 
 
@@ -57,7 +58,7 @@ def add_arguments(c):
     c.add_argument("--no-warmup", dest="warm", action="store_false",
                    help="listen at once: the first requests wait until kernels are compiled")
     c.add_argument("--cors-origins", default="*", metavar="ORIGINS",
-                   help="pages in a browser that may ask: * for all, localhost, or origins with commas between (*)")
+                   help="pages in a browser that may ask, with commas between: * for all, localhost, https://a.org (*)")
     c.add_argument("--max-request", type=nbytes, default=8 << 20, metavar="SIZE", help="bytes of a request (8MiB)")
     c.add_argument("--grace", type=count, default=10, metavar="SECONDS",
                    help="after SIGTERM or Ctrl-C, requests in work may end within so long (10)")
@@ -80,23 +81,22 @@ def add_arguments(c):
 def run(args):
     uvicorn = extra("uvicorn", "serve")
     extra("starlette", "serve")
-    key = _key(args)
+    limits = Limits(args.max_request, args.timeout, _key(args), args.cors_origins)
+    template = read_text(args.chat_template_file) if args.chat_template_file else args.chat_template
+    listening = _bound(args)                        # what is wrong with it is said before the model is loaded
     with compiling():
         m = _loaded(args.model or smollm2_path(), args)
     serving.require_decoder(m)
-    listening = _bound(args)
-    template = read_text(args.chat_template_file) if args.chat_template_file else args.chat_template
     if args.warm:
         with compiling():
             warm_up(m, template)
     with serving.Service(m, args.queue, args.n_predict) as service:
-        limits = Limits(args.max_request, args.timeout, key, args.cors_origins)
         config = uvicorn.Config(ModelServer(service, limits, args.alias, template).app(), log_level="warning",
                                 lifespan="off", timeout_graceful_shutdown=args.grace, backlog=BACKLOG)
         listening.listen(BACKLOG)                   # who asks from here on waits for the answer
         host, port = listening.getsockname()[:2]
         _say(args, f"ready: {m.file.path} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
-        if key is None and not args.host.startswith(LOOPBACK):
+        if limits.key is None and not args.host.startswith(LOOPBACK):
             _say(args, f"warning: anyone who reaches {args.host} may use it; --api-key KEY keeps others out")
         with _signals_kept():
             uvicorn.Server(config).run([listening])
@@ -105,9 +105,13 @@ def run(args):
 
 
 def _bound(args):
-    """The socket that requests will come to; it does not listen yet.  Errors: ParamError."""
+    """The socket that requests will come to; it does not listen yet.  Of a name that has several addresses, such as
+    localhost, the first one of IPv4.  Errors: ParamError."""
+    if args.port > MAX_PORT:                        # getaddrinfo would take its lower 16 bits
+        raise ParamError(f"--port {args.port}: ports go up to {MAX_PORT}; 0: any that is free")
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(args.host, args.port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(args.host, args.port, type=socket.SOCK_STREAM)
+        family, kind, proto, _, address = min(found, key=lambda a: a[0] != socket.AF_INET)
         s = socket.socket(family, kind, proto)
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         s.bind(address)
