@@ -166,7 +166,7 @@ class IkLlamaCpp:
             self.close()
             self._path = path
         if n_threads not in self._workers:
-            self._workers[n_threads] = worker = Worker("ik", self.folder, OMP_NUM_THREADS=str(n_threads))
+            self._workers[n_threads] = worker = Worker("engines.ik", self.folder, OMP_NUM_THREADS=str(n_threads))
             worker.ask("load", path, n_threads=n_threads, n_ctx=N_CTX)
             for measure, n in network.works.values():
                 worker.ask("warm", measure, n)

@@ -360,7 +360,7 @@ def test_all_cores_are_compared_with_one_and_with_two_processes(bench, tmp_path,
         closed = []
 
         def __init__(self, engine, folder, OMP_NUM_THREADS):
-            assert (engine, folder) == ("ik", "some folder")
+            assert (engine, folder) == ("engines.ik", "some folder")
             self.n_threads = int(OMP_NUM_THREADS)
 
         def ask(self, method, *args, **kw):
