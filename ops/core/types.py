@@ -54,6 +54,7 @@ class Type:
 
     @property
     def quantized(self):
+        """Does the type store blocks of several elements with common scales (ggml_is_quantized)?"""
         return self.block > 1
 
     @property

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of functions that are no ops run; those of ops: tests/engine/api/test_examples.py."""
+"""Every public name says what it is, and the example in a function's docstring runs."""
 import inspect
 import re
 import textwrap
@@ -20,6 +20,21 @@ def public():
              for name in getattr(m, "__all__", None) or dir(m) if not name.startswith("_")}
     return {name: x for name, x in found.items() if (inspect.isfunction(x) or inspect.isclass(x))
             and x.__module__.startswith("ggjit")}
+
+
+def test_every_name_has_a_docstring():
+    """A method or property may stand in the docstring of its class, or in what the class inherits."""
+    silent = []
+    for full, x in public().items():
+        silent += [] if inspect.getdoc(x) else [full]
+        for name, member in vars(x).items() if inspect.isclass(x) else ():
+            member = getattr(member, "__func__", member)
+            if name.startswith("_") or not (inspect.isfunction(member) or isinstance(member, property)):
+                continue
+            told = any(inspect.getdoc(vars(c).get(name)) or re.search(rf"\b{name}\b", vars(c).get("__doc__") or "")
+                       for c in x.__mro__ if name in vars(c) or c is x)
+            silent += [] if told else [f"{full}.{name}"]
+    assert not silent and len(public()) > 300
 
 
 # functions whose examples need no other machine, second model or file from elsewhere
