@@ -20,9 +20,9 @@ import time
 
 import numpy as np
 
-from benchmarks import llama
+from benchmarks.engines import llama
+from benchmarks.engines.peer import PACKAGE, llama_library
 from benchmarks.machine import cpu_model, idle_check
-from benchmarks.peer import PACKAGE, llama_library
 from benchmarks.report import Spread
 from benchmarks.synth import fresh_file, gguf_package
 from benchmarks.worker import EngineError, Missing, Worker

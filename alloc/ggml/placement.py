@@ -1,17 +1,16 @@
 """From an aliasing pass's events to places: ggml's free list gives allocations their offsets, tensors follow them."""
 import numpy as np
-from numba import from_dtype
 
 from ggjit.alloc.ggml import graph_record as col
 from ggjit.alloc.ggml.alias import IN_PLACE
 from ggjit.alloc.ggml.free_list import list_alloc, list_free
 from ggjit.alloc.ggml.graph_record import base_of, graph_at, pad
 from ggjit.ops.core.record import T_VIEW_SRC, T_WORDS
-from ggjit.ops.native.jit import array_maker, i64s, native
-from ggjit.ops.native.records import row
+from ggjit.ops.native.jit import i64s, native
 
-PLACE = row("buffer", "chunk", "offs", "size", "alloc", "root")         # of a tensor; see GraphPlan
-_places = array_maker(from_dtype(PLACE))
+# what is said of a tensor's place, each in a row of its own; see GraphPlan
+PLACE = ("buffer", "chunk", "offs", "size", "alloc", "root")
+_BUFFER, _CHUNK, _OFFS, _SIZE, _ALLOC, _ROOT = range(len(PLACE))
 
 
 @native("i64(i64, i64, i64)")
@@ -46,20 +45,21 @@ def replay(address, states, words):
 
 @native("i64(i64, i64, i64)")
 def resolve(address, views_carry, out):
-    """Fill a PLACE for each tensor.  views_carry: views know allocation and offset themselves (the 2023 pass)."""
+    """Fill a column for each tensor.  views_carry: views know allocation and offset themselves (the 2023 pass)."""
     g = graph_at(address)
-    places = _places(out, g.m)
-    for i in range(g.m):
-        root, x, at = base_of(g, i), g.tensor[i], places[i]
+    places, m = i64s(out, g.m * len(PLACE)), g.m
+    for i in range(m):
+        root, x = base_of(g, i), g.tensor[i]
         a = x.alloc if views_carry else g.tensor[root].alloc
         if a < 0 or x.flags & col.EXTERNAL:
             viewed = g.table[x.id * T_WORDS + T_VIEW_SRC]
-            at.buffer = at.chunk = at.offs = at.alloc = -1
-            at.size, at.root = 0, viewed if viewed >= 0 else g.tensor[root].id
+            places[_BUFFER * m + i] = places[_CHUNK * m + i] = places[_OFFS * m + i] = places[_ALLOC * m + i] = -1
+            places[_SIZE * m + i], places[_ROOT * m + i] = 0, viewed if viewed >= 0 else g.tensor[root].id
             continue
         own = x.view == col.NONE or x.cause == IN_PLACE         # a view otherwise: no bytes
-        from_start = x.rel_offs if views_carry else x.view_offs
-        at.buffer, at.chunk, at.offs = g.allocation[a].buft, g.allocation[a].chunk, g.allocation[a].offs + from_start
-        at.size = pad(x.size, g.alignment[g.allocation[a].buft]) if own else 0
-        at.alloc, at.root = a, g.tensor[g.allocation[a].first].id
+        from_start, made = x.rel_offs if views_carry else x.view_offs, g.allocation[a]
+        places[_BUFFER * m + i], places[_CHUNK * m + i], places[_OFFS * m + i] = \
+            made.buft, made.chunk, made.offs + from_start
+        places[_SIZE * m + i] = pad(x.size, g.alignment[made.buft]) if own else 0
+        places[_ALLOC * m + i], places[_ROOT * m + i] = a, g.tensor[made.first].id
     return 0

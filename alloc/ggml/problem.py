@@ -152,7 +152,7 @@ _REFUSALS = {
 }
 
 
-_PLACES = [f"{side}_{name}" for side in ("node", "leaf") for name in PLACE.names]        # fields of GraphPlan
+_PLACES = [f"{side}_{name}" for side in ("node", "leaf") for name in PLACE]        # fields of GraphPlan
 
 
 class Problem:
@@ -221,9 +221,9 @@ class Problem:
 
     def plan(self, planner, rule, sizes, ggml_peak=None):
         """Rows -> GraphPlan."""
-        n, places = self.n_nodes, np.empty((self.m, len(PLACE)), np.int64)
+        n, places = self.n_nodes, np.empty((len(PLACE), self.m), np.int64)
         resolve(self.graph, int(rule == "2023"), places)
-        fields = zip(_PLACES, (*places[:n].T.copy(), *places[n:].T.copy()), strict=True)
+        fields = zip(_PLACES, (*places[:, :n], *places[:, n:]), strict=True)
         ids, cause_src, made = self.tensors["id"], self.tensors["cause_src"][:n], self.allocations
         first, lo, hi, size, _, buft, chunk, offs = made.view(np.int64).reshape(-1, len(ALLOCATION)).T.copy()
         events = self.graph.event[:int(self.graph.count["events"][0])].view(np.int64).reshape(-1, len(EVENT)).copy()

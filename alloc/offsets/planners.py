@@ -40,6 +40,7 @@ COARSE = 32                     # the bisection's node limit is the limit at the
 LOCAL = 2                       # moves of the local search, as a multiple of the search nodes spent between its turns
 LOCAL_BESIDE_TILES = 1 / 4      # the same where the tiling search runs, which is more successful
 TILES = 16                      # nodes of the tiling search at a capacity, as a multiple of those of a rule's search
+TILES_AHEAD = 48                # the same once the best plan is its own
 FINE = 256                      # capacities are told apart by this part of the best peak
 KEPT = 7                        # capacities at which the tiling search continues its last try
 MOVES = 2000                    # moves of a local search between two looks at its results
@@ -307,7 +308,7 @@ class Planner:
                 self._try(max(self.proved, self.goal), limit)
                 self._bisect(max(limit // COARSE, 2 * self.inst.n))
                 spent = self.nodes - before
-                full = self._tile(TILES * limit)
+                full = self._tile((TILES_AHEAD if self.how == "tiling" else TILES) * limit)
                 if not self.done and not self.spent and len(self.search.adj) <= repair.MAX_PAIRS:
                     local = local or repair.Repair(self.search, self.offsets, self.seed)
                     self._climb(local, int((LOCAL_BESIDE_TILES if full else LOCAL) * spent))

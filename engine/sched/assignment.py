@@ -110,7 +110,8 @@ class Assignment:
         s = self.support
         while True:
             self.ids = ids
-            self.found = self.placed()              # looked up first, since `place_leaves` compares with it
+            # looked up first, since `place_leaves` compares with it
+            self.version, self.found = TABLE.placement_version, self.placed()
             self.n = n = len(ids)
             self.rows = np.empty(n, rec.ROW)
             self.rows["id"] = ids

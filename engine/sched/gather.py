@@ -149,19 +149,20 @@ def _mix(a, b, x):
 
 
 @inlined
-def _mix_shape(a, b, t, at):
-    a, b = _mix(a, b, t[at + r.T_TYPE])
+def _shape(t, at):
+    """Both hashes of a type and its layout."""
+    a, b = _mix(np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344), t[at + r.T_TYPE])
     for k in range(8):
         a, b = _mix(a, b, t[at + r.T_NE + k])              # ne, then nb
     return a, b
 
 
 @inlined
-def _signature(g, i):
+def _signature(g, i, shapes):
+    """shapes: both hashes of each tensor."""
     t = g.table
     at = g.rows[i].id * r.T_WORDS
-    a, b = _mix_shape(np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344), t, at)
-    a, b = _mix(a, b, t[at + r.T_OP])
+    a, b = _mix(shapes[2 * i], shapes[2 * i + 1], t[at + r.T_OP])
     for k in range(8):
         if t[at + r.T_PARAMS + k] != 0:
             a, b = _mix(a, b, k)
@@ -170,8 +171,8 @@ def _signature(g, i):
     for j in range(g.rows[i].src_end):
         s = g.rows[i].src[j]
         if s >= 0:
-            a, b = _mix_shape(a, b, t, g.rows[s].id * r.T_WORDS)
-            a, b = _mix(a, b, ((g.rows[s].mem + 1) * 64 + (g.rows[s].bits & (rec.IS_WEIGHT | rec.IS_HOST))) * 16 + j)
+            a, b = _mix(a ^ shapes[2 * s], b ^ shapes[2 * s + 1], (
+                (g.rows[s].mem + 1) * 64 + (g.rows[s].bits & (rec.IS_WEIGHT | rec.IS_HOST))) * 16 + j)
     return np.int64(a >> np.uint64(1)), np.int64(b >> np.uint64(1))
 
 
@@ -184,12 +185,14 @@ def find_signatures(params, memo, mask, first_new, new_nodes):
     """
     g = opened(params)
     mem, out = i64s(memo, 3 * (mask + 1)), i64s(new_nodes, g.n_nodes + 1)
-    n = 0
+    n, shapes = 0, np.empty(2 * g.n, np.uint64)
+    for i in range(g.n):
+        shapes[2 * i], shapes[2 * i + 1] = _shape(g.table, g.rows[i].id * r.T_WORDS)
     for i in range(g.n):
         g.rows[i].sig = 0
         if not g.rows[i].bits & rec.IS_COMPUTE:
             continue
-        a, b = _signature(g, i)
+        a, b = _signature(g, i, shapes)
         h = a & mask
         while mem[3 * h] != -1 and (mem[3 * h] != a or mem[3 * h + 1] != b):
             h = (h + 1) & mask

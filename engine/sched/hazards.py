@@ -1,4 +1,6 @@
 """Which backends write which memory in a run, and so what the others have to wait for."""
+import functools
+
 import numpy as np
 
 from ggjit.core.versions import written
@@ -8,7 +10,7 @@ from ggjit.sched.records import IS_COMPUTE, UPDATES
 class Writers:
     """The backends that write each base (a tensor that is no view) of an Assignment.
 
-    bases, backends     one entry per base and node that writes it: its local number (ascending), where the node runs
+    bases, backends     one entry per base and node that writes it: its local number, where the node runs
     leaves              local numbers of those bases that have memory of their own
     shares              per backend, the asynchronous others that may write memory it touches, or touch memory it writes
     """
@@ -21,15 +23,21 @@ class Writers:
         for i in np.flatnonzero(bits >> UPDATES).tolist():
             updated = [assigned.local[x.id] for x in written(assigned.nodes[i])[1:]]
             bases, backends = np.append(bases, updated), np.append(backends, [backend[i]] * len(updated))
-        order = np.argsort(bases, kind="stable")
-        self.bases, self.backends = bases[order], backends[order]
-        self.leaves = np.unique(self.bases[assigned.rows["mem"][self.bases] >= 0])
+        self.bases, self.backends = bases, backends
+        self.leaves = np.unique(bases[assigned.rows["mem"][bases] >= 0])
         self.shares = self._sharing(assigned)
 
     def of(self, base):
         """Numbers of the backends that write the base."""
-        lo, hi = np.searchsorted(self.bases, [base, base + 1])
-        return np.unique(self.backends[lo:hi]).tolist()
+        bases, backends = self._by_base
+        lo, hi = np.searchsorted(bases, [base, base + 1])
+        return np.unique(backends[lo:hi]).tolist()
+
+    @functools.cached_property
+    def _by_base(self):
+        """The bases, ascending, and their backends."""
+        order = np.argsort(self.bases, kind="stable")
+        return self.bases[order], self.backends[order]
 
     def _sharing(self, assigned):
         """For each backend the asynchronous others that read or write memory which it writes or they write.  A backend

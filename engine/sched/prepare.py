@@ -92,7 +92,7 @@ def place_leaves(assigned):
     """
     s, n = assigned.support, assigned.n_nodes
     with _placing:
-        if assigned.placed() != assigned.found:
+        if assigned.version != TABLE.placement_version and assigned.placed() != assigned.found:
             return None
         wanted = {}
         missing = (assigned.rows["view"][n:] < 0) & (TABLE.words[assigned.ids[n:], T_BUFFER] < 0)

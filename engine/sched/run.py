@@ -61,7 +61,8 @@ class Run(Results):
         self._handles = {}                      # row -> PlacedTensor, for rows placed by the layout
         self._placement = Placement({}) if layout.work else None        # of the work memory
         self._bound = None
-        self._places = None, None               # version of the table, which buffers the tensors lay in
+        # version of the table, which buffers the tensors lay in
+        self._places = assigned.version, assigned.found
         self.copy_callback = None               # Scheduler.set_copy_callback
         # versions of the table and of compute memory at which the memory was large enough
         self.grown_for = None
