@@ -33,7 +33,8 @@ def readme():
     counted = [f"| {name} | {len(keys)} | `{keys[0]}` |" for name, keys in works().items()]
     return "\n".join([
         "# Benchmarks", "", "Written by `python -m benchmarks`. What was measured lies in `results/`, what it says is "
-        "on [docs/measured.md](../docs/measured.md).", "", "| program | what it measures |", "| --- | --- |", *told, "",
+        "on [docs/measured.md](../docs/measured.md). `engines/` has ggjit and each peer behind one interface.", "",
+        "| program | what it measures |", "| --- | --- |", *told, "",
         "Works that `benchmarks.peers` compares, from `catalogue.py` and `costs.py`; `--list` prints their keys:", "",
         "| section | lines | the first |", "| --- | --- | --- |", *counted]) + "\n"
 

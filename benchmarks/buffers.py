@@ -49,7 +49,7 @@ def main():
     tools = pathlib.Path(os.environ.get("GGJIT_SHARED", ROOT.parent / "shared"), "tools")
     print("| architecture | weights | llama.cpp | kept of a text | llama.cpp | compute | llama.cpp | by best |\n"
           + "| --- " * 8 + "|", flush=True)
-    with tempfile.TemporaryDirectory() as folder, Worker("peer", OMP_NUM_THREADS="1") as peer:
+    with tempfile.TemporaryDirectory() as folder, Worker("engines.peer", OMP_NUM_THREADS="1") as peer:
         path = pathlib.Path(folder, "model.gguf")
         for name in args.names or sorted(DECODERS | ENCODERS):
             try:

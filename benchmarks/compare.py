@@ -22,8 +22,8 @@ AWAKE_SECONDS = 0.05        # the kernel counts in steps of 0.01
 LIMITED_SHARE, LIMITED_RATIO, LIMITED_ROUNDS = 0.9, 0.97, 7     # both near the read bandwidth: no engine can gain much
 LEAST_ROUNDS, PATIENCE_SECONDS = 3, 60                          # slow works have fewer rounds
 PEAKS = {"int8": "integer", "f32": "float32"}
-NAMES = {"wheel": ("peer",), "onnxruntime": ("ort",), "openvino": ("ov",), "numpy": ("arrays", "numpy"),
-         "torch": ("arrays", "torch")}
+NAMES = {"wheel": ("engines.peer",), "onnxruntime": ("engines.ort",), "openvino": ("engines.ov",),
+         "numpy": ("engines.arrays", "numpy"), "torch": ("engines.arrays", "torch")}
 
 
 class Engines:
@@ -37,7 +37,7 @@ class Engines:
         # set before numpy is imported; the others are told in `load`
         self.env = {"OPENBLAS_NUM_THREADS": str(n_threads), "OMP_NUM_THREADS": str(n_threads)}
         try:
-            self._start("ours", "ours", **({"GGJIT_CPU": isa} if isa else {}))
+            self._start("ours", "engines.ours", **({"GGJIT_CPU": isa} if isa else {}))
             for name, how in NAMES.items():
                 if only is None or name in only:
                     self._try(name, *how)
@@ -68,7 +68,7 @@ class Engines:
             self.missing["native"] = "GGML_LIB_DIR names no folder with a native build of ggml"
         for folder in folders:
             try:
-                worker = Worker("peer", folder, **self.env)
+                worker = Worker("engines.peer", folder, **self.env)
             except Missing as e:
                 self.missing["native"] = str(e)
                 continue
@@ -81,7 +81,7 @@ class Engines:
     def _start_ik(self):
         folder = os.environ.get("IK_LIB_DIR")
         if folder:
-            self._try("ik", "ik", folder)
+            self._try("ik", "engines.ik", folder)
         else:
             self.missing["ik"] = "IK_LIB_DIR names no folder with a build of ik_llama.cpp"
 

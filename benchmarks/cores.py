@@ -1,14 +1,17 @@
-"""All cores: two threads beside one thread, beside two processes of one thread each, and beside llama.cpp.
+"""All cores: two threads beside one thread, beside two processes of one thread each, and beside other engines.
 
-    python -m benchmarks.cores --llama-bench FOLDER/llama-bench [--only 135M,Q4_0] [--rounds 3] [--minutes 12]
+    IK_LIB_DIR=FOLDER python -m benchmarks.cores --llama-bench FOLDER/llama-bench [--only 135M,Q4_0] [--rounds 3]
 
     one        a process of one thread, pinned to the first core
-    pair       two such processes at the same time, pinned to two cores: what the cores give if they share nothing
+    pair       two such processes at the same time, pinned to two cores: what the cores give if they share nothing.  The
+               second reads a copy of the model: of one file what one core fetches from memory, the other finds in the
+               last-level cache
     two        one process of two threads; share: two / pair
 
-Tokens a second of prompts and of decoding, medians of rounds in which all take turns; ratio: ours over llama.cpp's with
-as many threads.  Without --llama-bench those columns are empty.  busy: endless loops run beside, one and two of them;
-then what counts is two threads over one in the same state.  No model is begun after --minutes.
+Tokens a second of prompts and of decoding, medians of rounds in which all take turns; ratio: ours over the other
+engine's with as many threads.  Engines: llama.cpp by its own benchmark, ik_llama.cpp out of the folder that IK_LIB_DIR
+names; those that are not given have no columns.  busy: endless loops run beside, one and two of them; then what counts
+is two threads over one in the same state.  No model is begun after --minutes.
 
 A second table says how fast decoding reads the weights, beside what as many threads read at best in the same minute:
 where the share is near 1, no engine can gain much.
@@ -18,9 +21,13 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import os
+import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -28,35 +35,56 @@ from benchmarks import machine, synth
 from benchmarks.compare import PAUSE_SECONDS
 from benchmarks.worker import EngineError, Missing, Worker
 from ggjit.models import smollm2_path
+from ggjit.models.files.minilm import minilm_path
+from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.native.cache_files import cache_dir
 from ggjit.profiling.machine_limits import read_bandwidth
 
-WORKS = {"prompt 128": ("pp", 128), "prompt 512": ("pp", 512), "decode": ("tg", 64)}
-BUSY_WORKS, LOOPS = ("prompt 128", "decode"), (1, 2)
+DECODER = {"prompt 128": ("pp", 128), "prompt 512": ("pp", 512), "decode": ("tg", 64)}
+ENCODER = {"text of 128": ("embed", 128)}
+BUSY_WORKS, LOOPS = ("prompt 128", "decode", "text of 128"), (1, 2)
 N_CTX = 640
-SETTLE_TOKENS = 512         # decoded beside the loops first: plans that run again try other numbers of threads
+# what is done beside the loops first, at most: plans that run again try other numbers of threads
+SETTLE_RUNS, SETTLE_SECONDS = 8, 8.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
     name: str
     path: Callable
+    works: dict = dataclasses.field(default_factory=lambda: DECODER)
+
+    @property
+    def embeds(self):
+        return self.works is ENCODER
 
 
-NETWORKS = (Network("SmolLM2-135M Q4_1", smollm2_path), *(
-    Network(f"TinyLlama-1.1B shape {type}", lambda type=type: synth.model_path("tinyllama-1.1b", type))
-    for type in ("Q4_0", "Q8_0", "Q4_K_M", "F16")))
+def _shape(name, shape, type):
+    return Network(f"{name} shape {type}", lambda: synth.model_path(shape, type))
+
+
+NETWORKS = (Network("SmolLM2-135M Q4_1", smollm2_path), Network("MiniLM F32", minilm_path, ENCODER),
+            _shape("Qwen2.5-0.5B", "qwen2.5-0.5b-like", "Q8_0"),
+            *(_shape("TinyLlama-1.1B", "tinyllama-1.1b", type) for type in ("Q4_0", "Q8_0", "Q4_K_M", "F16")))
 
 
 # ---------------------------------------------------------------- engines
+@contextlib.contextmanager
+def copied(path):
+    """A copy of the file, with pages of memory of its own."""
+    with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
+        yield shutil.copyfile(path, pathlib.Path(folder) / "copy.gguf")
+
+
 class Ours:
-    """Three processes: `one` and `other` of one thread each, `two` of two threads."""
+    """Three processes: `one` and `other` of one thread each, which share no memory, and `two` of two threads."""
 
     def __init__(self):
         threads = {"one": 1, "other": 1, "two": 2}
-        self.workers, self._threads = {}, threads
+        self.workers, self._threads, self._works = {}, threads, {}
         with contextlib.ExitStack() as stack:
             for name in threads:
-                self.workers[name] = stack.enter_context(Worker("ours"))
+                self.workers[name] = stack.enter_context(Worker("engines.ours"))
             self._stack = stack.pop_all()
 
     def __enter__(self):
@@ -65,12 +93,15 @@ class Ours:
     def __exit__(self, *exc):
         return self._stack.__exit__(*exc)
 
-    def load(self, path):
+    def load(self, network, path):
         """Load the model in all of them; returns bytes of weights that a token reads."""
-        for name, n in self._threads.items():
-            sizes = self.workers[name].ask("load", path, n_threads=n, n_ctx=N_CTX)
-            for measure, n_tokens in WORKS.values():
-                self.workers[name].ask("warm", measure, n_tokens)
+        self._works = network.works
+        with copied(path) as copy:
+            for name, n in self._threads.items():
+                sizes = self.workers[name].ask("load", copy if name == "other" else path, n_threads=n, n_ctx=N_CTX,
+                                               embed=network.embeds)
+                for measure, n_tokens in network.works.values():
+                    self.workers[name].ask("warm", measure, n_tokens)
         return sizes["read_per_token"]
 
     def pin(self, pinned=True):
@@ -81,24 +112,80 @@ class Ours:
 
     def speed(self, name, work):
         """Tokens a second; name: of a process, or "pair"."""
-        measure, n = WORKS[work]
+        measure, n = self._works[work]
         time.sleep(PAUSE_SECONDS)
         if name != "pair":
             return n / self.workers[name].ask(measure, n)
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             return sum(n / t for t in pool.map(lambda w: self.workers[w].ask(measure, n), ("one", "other")))
 
+    def settle(self, name):
+        """Run the last work again and again."""
+        end = time.monotonic() + SETTLE_SECONDS
+        for _ in range(SETTLE_RUNS):
+            self.speed(name, list(self._works)[-1])
+            if time.monotonic() > end:
+                return
 
-def llama_bench(program, path, n_threads):
-    """{work: tokens a second} of one run of llama.cpp's own benchmark."""
-    prompts = ",".join(str(n) for measure, n in WORKS.values() if measure == "pp")
-    command = [program, "-m", path, "-t", str(n_threads), "-r", "1", "-o", "json", "-p", prompts,
-               "-n", str(WORKS["decode"][1])]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode:
-        raise EngineError(f"{program} ended with {run.returncode}: {run.stderr[-300:]}")
-    found = {(r["n_prompt"], r["n_gen"]): r["avg_ts"] for r in json.loads(run.stdout)}
-    return {work: found[(n, 0) if measure == "pp" else (0, n)] for work, (measure, n) in WORKS.items()}
+
+class LlamaCpp:
+    """llama.cpp's own benchmark, a program."""
+    name = "llama.cpp"
+
+    def __init__(self, program):
+        self.program = program
+
+    def speeds(self, network, path, n_threads):
+        """{work: tokens a second} of one run."""
+        read = [str(n) for measure, n in network.works.values() if measure != "tg"]
+        written = [str(n) for measure, n in network.works.values() if measure == "tg"] or ["0"]
+        command = [self.program, "-m", path, "-t", str(n_threads), "-r", "1", "-o", "json", "-p", ",".join(read), "-n",
+                   ",".join(written), "-embd", str(int(network.embeds))]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode:
+            raise EngineError(f"{self.program} ended with {run.returncode}: {run.stderr[-300:]}")
+        found = {(r["n_prompt"], r["n_gen"]): r["avg_ts"] for r in json.loads(run.stdout)}
+        return {work: found[(0, n) if measure == "tg" else (n, 0)] for work, (measure, n) in network.works.items()}
+
+    def close(self):
+        """Each run is a process that has ended."""
+
+
+class IkLlamaCpp:
+    """ik_llama.cpp in a process for each number of threads; it keeps a model loaded."""
+    name = "ik_llama.cpp"
+
+    def __init__(self, folder):
+        self.folder, self._workers, self._path = folder, {}, None
+
+    def speeds(self, network, path, n_threads):
+        """{work: tokens a second}; none of encoders."""
+        if network.embeds:
+            return {}
+        if path != self._path:
+            self.close()
+            self._path = path
+        if n_threads not in self._workers:
+            self._workers[n_threads] = worker = Worker("engines.ik", self.folder, OMP_NUM_THREADS=str(n_threads))
+            worker.ask("load", path, n_threads=n_threads, n_ctx=N_CTX)
+            for measure, n in network.works.values():
+                worker.ask("warm", measure, n)
+        found = {}
+        for work, (measure, n) in network.works.items():
+            time.sleep(PAUSE_SECONDS)
+            found[work] = n / self._workers[n_threads].ask(measure, n)
+        return found
+
+    def close(self):
+        for worker in self._workers.values():
+            worker.close()
+        self._workers = {}
+
+
+def others(llama_bench):
+    """The other engines that are given."""
+    folder = os.environ.get("IK_LIB_DIR")
+    return [LlamaCpp(llama_bench)] * bool(llama_bench) + [IkLlamaCpp(folder)] * bool(folder)
 
 
 @contextlib.contextmanager
@@ -118,37 +205,46 @@ def _medians(rounds):
     return {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
 
 
-def idle_rows(ours, path, program, n_rounds):
-    """(work, llama.cpp with one and two threads, one, two, pair) of a network; llama.cpp's None without its program."""
+def idle_rows(ours, network, path, engines, n_rounds):
+    """(work, one, two, pair, [(another engine's with one thread, with two)]) of a network; None where it has none."""
     rounds = []
     for _ in range(n_rounds):
-        found = {(work, name): ours.speed(name, work) for work in WORKS for name in ("one", "two", "pair")}
-        for n in (1, 2):
-            theirs = llama_bench(program, path, n) if program else dict.fromkeys(WORKS, 0.0)
-            found |= {(work, f"llama.cpp {n}"): speed for work, speed in theirs.items()}
+        found = {(work, name): ours.speed(name, work) for work in network.works for name in ("one", "two", "pair")}
+        for engine in engines:
+            for n in (1, 2):
+                speeds = engine.speeds(network, path, n)
+                found |= {(work, engine, n): speed for work, speed in speeds.items()}
         rounds.append(found)
     got = _medians(rounds)
-    for work in WORKS:
-        theirs = [got[work, f"llama.cpp {n}"] or None for n in (1, 2)]
-        yield work, *theirs, *(got[work, name] for name in ("one", "two", "pair"))
+    for work in network.works:
+        yield (work, *(got[work, name] for name in ("one", "two", "pair")),
+               [tuple(got.get((work, engine, n)) for n in (1, 2)) for engine in engines])
 
 
-def busy_rows(ours, n_rounds):
+def busy_rows(ours, network, n_rounds):
     """(work, loops beside, one thread, two threads)"""
+    works = [work for work in network.works if work in BUSY_WORKS]
     ours.pin(False)
     for n in LOOPS:
         with loops(n):
             for name in ("one", "two"):
-                ours.workers[name].ask("tg", SETTLE_TOKENS)
-            got = _medians([{(work, name): ours.speed(name, work) for work in BUSY_WORKS for name in ("one", "two")}
+                ours.settle(name)
+            got = _medians([{(work, name): ours.speed(name, work) for work in works for name in ("one", "two")}
                             for _ in range(n_rounds)])
-        for work in BUSY_WORKS:
+        for work in works:
             yield work, n, got[work, "one"], got[work, "two"]
     ours.pin()
 
 
 def _cells(*values):
     return " | ".join("" if v is None else f"{v:.2f}" if v < 20 else f"{v:,.0f}" for v in values)
+
+
+def idle_row(network, work, one, two, pair, theirs):
+    cells = [one, two, pair, two / pair]
+    for speeds in theirs:
+        cells += [*speeds, *(a / b if b else None for a, b in zip((one, two), speeds, strict=True))]
+    return f"| {network.name}, {work} | {_cells(*cells)} |"
 
 
 def bandwidth_row(network, nbytes, speeds):
@@ -159,18 +255,22 @@ def bandwidth_row(network, nbytes, speeds):
     return f"| {network.name} | {nbytes / 1e6:,.0f} | {' | '.join(f'{x:.2f}' for x in cells)} |"
 
 
-def measure(network, args, say):
-    """Print a network's rows as they come; returns (row of bandwidth, those beside loops)."""
-    path = str(network.path())
+def measure(network, engines, n_rounds, say):
+    """Print a network's rows as they come; returns ([row of bandwidth], those beside loops)."""
+    path, memory = str(network.path()), []
     with Ours() as ours:
-        nbytes = ours.load(path)
+        nbytes = ours.load(network, path)
         ours.pin()
-        for work, theirs1, theirs2, one, two, pair in idle_rows(ours, path, args.llama_bench, args.rounds):
-            ratios = [a / b if b else None for a, b in ((one, theirs1), (two, theirs2))]
-            say(f"| {network.name}, {work} | {_cells(one, two, pair, two / pair, theirs1, theirs2, *ratios)} |")
-        memory = bandwidth_row(network, nbytes, (one, two))         # the last work is decoding
+        for work, one, two, pair, theirs in idle_rows(ours, network, path, engines, n_rounds):
+            say(idle_row(network, work, one, two, pair, theirs))
+            if work == "decode":
+                memory.append(bandwidth_row(network, nbytes, (one, two)))
         return memory, [f"| {network.name}, {work}, {n} | {_cells(one, two, two / one)} |"
-                        for work, n, one, two in busy_rows(ours, args.rounds)]
+                        for work, n, one, two in busy_rows(ours, network, n_rounds)]
+
+
+def _table(*columns):
+    return f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}"
 
 
 def main(argv=None):
@@ -180,30 +280,35 @@ def main(argv=None):
     p.add_argument("--only", type=lambda text: text.split(","), default=[""], help="networks with one of these in the "
                    "name")
     p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--minutes", type=float, default=12.0, help="begin no network after so many (12)")
+    p.add_argument("--minutes", type=float, default=15.0, help="begin no network after so many (15)")
     args = p.parse_args(argv)
     end, memory, busy = time.monotonic() + 60 * args.minutes, [], []
+    engines = others(args.llama_bench)
+    columns = ["network", "one", "two", "pair", "share",
+               *(c for e in engines for c in (f"{e.name}, one", "two", "ratio, one", "two"))]
 
     def say(line):
         print(line, flush=True)
     say(f"{machine.cpu_model()}; {machine.idle_check('before')}; medians of {args.rounds} rounds, tokens/s\n")
-    say("| network | one | two | pair | share | llama.cpp, one | two | ratio, one | two |\n|" + " --- |" * 9)
+    say(_table(*columns))
     for network in NETWORKS:
         if not any(part in network.name for part in args.only):
             continue
         if time.monotonic() > end:
-            say(f"| {network.name}: left out, the time had run out |" + " |" * 8)
+            say(f"| {network.name}: left out, the time had run out |" + " |" * (len(columns) - 1))
             continue
         try:
-            row, rows = measure(network, args, say)
-            memory.append(row)
-            busy += rows
-        except (Missing, EngineError, OSError) as e:
-            say(f"| {network.name}: {e} |" + " |" * 8)
-    say("\n| decode | MB a token | one, GB/s | reading, GB/s | share | two, GB/s | reading, GB/s | share |\n|" +
-        " --- |" * 8)
+            rows, beside = measure(network, engines, args.rounds, say)
+            memory += rows
+            busy += beside
+        except (Missing, EngineError, OSError, GgjitError) as e:
+            say(f"| {network.name}: {e} |" + " |" * (len(columns) - 1))
+    for engine in engines:
+        engine.close()
+    say("\n" + _table("decode", "MB a token", *("one, GB/s", "reading, GB/s", "share"), *("two, GB/s", "reading, GB/s",
+                                                                                     "share")))
     say("\n".join(memory))
-    say("\n| beside loops | one thread | two threads | two / one |\n| --- | --- | --- | --- |")
+    say("\n" + _table("beside loops", "one thread", "two threads", "two / one"))
     say("\n".join(busy))
     say(f"\n{machine.idle_check('after')}")
 

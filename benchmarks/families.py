@@ -74,7 +74,7 @@ def main(argv=None):
         p.error(f"{tools} is not there; GGJIT_SHARED names the folder of the reference data")
     drawn = sorted({*DECODERS, *ENCODERS} - {"gptj"})               # of which llama.cpp has no network
     names = args.names or sorted(random.Random(args.seed).sample(drawn, args.sample))
-    ours, peer = Worker("ours", OMP_NUM_THREADS="1"), Worker("peer", OMP_NUM_THREADS="1")
+    ours, peer = Worker("engines.ours", OMP_NUM_THREADS="1"), Worker("engines.peer", OMP_NUM_THREADS="1")
     for engine in (ours, peer):
         engine.ask("use_clock", "cpu")
     print(f"{HEADLINE}\n|{'---|' * HEADLINE.count(' | ')}---|", flush=True)

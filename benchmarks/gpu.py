@@ -1,28 +1,29 @@
 """Proof and speed of the CUDA backend on a real GPU, in one call.
 
-    python -m benchmarks.gpu [--quick] [--model PATH ...] [--embed-model PATH] [--only ops|speed|walk|piped]
-        [--share 0.1]
+    python -m benchmarks.gpu [--quick] [--model PATH ...] [--embed-model PATH] [--only ops walk piped speed models]
+        [--share 0.1] [--seconds 400] [--out FILE.md]
     GGJIT_CUDA_COMPILER=simulator GGJIT_CUBLAS=1 GGJIT_CCCL=1 python -m benchmarks.gpu --dry
                                             every measurement once, as small as they go; libraries by their stand-ins
 
-1. the op suite (gpu_suite.py): every case of every op that has a CUDA kernel, against the NumPy reference and the CPU;
-   the first cases of each op under compute-sanitizer, where it is installed;
-2. timings by events: a measured copy, mat-vec of every weight type against it, F16 products against torch (cuBLAS),
-   int8 prefill, attention against torch's scaled_dot_product_attention, own kernels against cuBLAS for few columns and
-   against CCCL for sorts;
-   kernels of the second set (GGJIT_PIPED) beside the first one's (gpu_piped.py; --only piped: these alone, in less than
-   eight minutes; llama models are run with both then);
-3. launch overhead with and without CUDA graphs; a token as one persistent kernel against the captured graph
-   (gpu_walk.py; --only walk: this alone); memory taken against gg.measure;
-   every other op on the largest of its cases (gpu_ops.py);
-4. MiniLM, stories260K and a 1.1B shape: against the CPU, tokens a second, beside llama-bench where one is found.
+What is worth most comes first, and every line is saved at once:
+
+ops     every case of every op that has a CUDA kernel, against the NumPy reference and the CPU (gpu_suite.py), in each
+        way; the first cases of each op under compute-sanitizer, where it is installed and no --seconds are given
+walk    launch overhead; a token as a captured graph and as one persistent kernel, by both sets of kernels (gpu_walk.py)
+piped   kernels of the second set (GGJIT_PIPED) beside the first one's and torch's (gpu_piped.py)
+speed   mat-vec of every weight type against a measured copy, F16 products against torch (cuBLAS), attention against
+        torch's scaled_dot_product_attention, own kernels against cuBLAS for few columns and against CCCL for sorts,
+        memory taken against gg.measure, every other op on the largest of its cases (gpu_ops.py); by events
+models  MiniLM, stories260K and a 1.1B shape: against the CPU, tokens a second, beside llama-bench where one is found
+
+Kernels are compiled first, by all processors (gpu_compile.py); that needs no card, so it may be done before on another
+machine.
 
 The table goes to benchmarks/results/gpu.md.  Without a GPU it says why, and exits with 1.
 """
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import functools
 import gc
 import importlib.util
@@ -30,7 +31,6 @@ import itertools
 import json
 import os
 import pathlib
-import re
 import shutil
 import statistics
 import subprocess
@@ -41,11 +41,13 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks.catalogue import STORIES
+from benchmarks.gpu_compile import compile_all
 from benchmarks.gpu_ops import op_rows
 from benchmarks.gpu_piped import piped_rows, piping
-from benchmarks.gpu_suite import CUBLAS, OWN, check_ops, nmse, sanitize, sanitizer
+from benchmarks.gpu_report import Clock, Report
+from benchmarks.gpu_suite import CUBLAS, OWN, check_ops, check_smallest, nmse, sanitize, sanitizer
 from benchmarks.gpu_walk import walk_rows
-from benchmarks.report import Row, Spread, markdown
+from benchmarks.report import Row, Spread
 from benchmarks.synth import model_path
 from benchmarks.worker import Missing
 from ggjit.cuda import libraries
@@ -53,6 +55,7 @@ from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.cuda import argsort
+from ggjit.ops.cuda.compiler.choice import SIMULATED
 from ggjit.ops.cuda.matmul import mul_mat_dense
 from ggjit.tools.suite.runner import as_bytes
 
@@ -62,6 +65,7 @@ WEIGHTS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K",
            "NVFP4")
 MIN_NODES = 20                  # one timing runs this many launches, so that events do not count
 LLAMA_BENCH_SECONDS = 120
+COMPILE_SHARE = 0.25            # of a run's time
 FLUSH_NBYTES = 256 << 20        # more than any second-level cache
 
 
@@ -392,76 +396,80 @@ def llama_bench(path, n_prompt, n_generated=64):
 
 
 # ---------------------------------------------------------------- the call
-def measured(gpu, scale, llamas, embed, only=None):
+# shares of the time that is left when a part begins, in the order of what is worth most
+PARTS = {"ops": 0.35, "walk": 0.35, "piped": 0.5, "speed": 0.5, "models": 1.0}
+
+
+def rows_of(part, timer, peak, llamas, embed):
+    """Generators of the Rows of a part."""
+    if part == "walk":
+        return overhead_rows(timer), walk_rows(lambda b: Timer(b, timer.scale), timer.gpu.device, timer.scale)
+    if part == "piped":
+        return piped_rows(timer, peak, torch_seconds),
+    if part == "models":
+        return model_rows(timer, llamas, embed), piped_models(timer, llamas)
+    return (mat_vec_rows(timer, peak), product_rows(timer), few_columns_rows(timer), sort_rows(timer),
+            attention_rows(timer), memory_rows(timer), op_rows(timer, peak))
+
+
+def measured(gpu, scale, llamas, embed, report, clock, parts=tuple(PARTS)):
+    """The rows of these parts, to the report."""
     timer = Timer(gpu, scale)
     peak = timer.copy_bandwidth()
-    rows = [Row("device-to-device copy", "-", Spread([peak / 1e9], "GB/s"))]
-    parts = (piped_rows(timer, peak, torch_seconds), mat_vec_rows(timer, peak), product_rows(timer),
-             few_columns_rows(timer), sort_rows(timer), attention_rows(timer), overhead_rows(timer),
-             walk_rows(lambda b: Timer(b, scale), gpu.device, scale), memory_rows(timer), op_rows(timer, peak),
-             model_rows(timer, llamas, embed))
-    if only == "walk":
-        parts = (overhead_rows(timer), walk_rows(lambda b: Timer(b, scale), gpu.device, scale),
-                 model_rows(timer, llamas, None))
-    if only == "piped":
-        parts = piped_rows(timer, peak, torch_seconds), piped_models(timer, llamas)
-    for part in parts:
-        try:
-            for row in part:
-                print(" | ".join(map(str, row.cells())), file=sys.stderr, flush=True)
-                rows.append(row)
-        except Exception as e:                  # the rest is still worth having
-            if scale.dry:
-                raise
-            rows.append(Row(f"{part.__name__} stopped", "-", f"{type(e).__name__}: {e}"))
-    return rows
+    report.add(Row("device-to-device copy", "-", Spread([peak / 1e9], "GB/s")))
+    for part in (part for part in parts if part != "ops"):
+        until = clock.until(PARTS[part])
+        for rows in rows_of(part, timer, peak, llamas, embed):
+            report.part(rows.__name__, rows, until, scale.dry)
 
 
-def driver_version():
-    file = pathlib.Path("/proc/driver/nvidia/version")
-    found = re.search(r"\b(\d{3,}\.[\d.]+)", file.read_text()) if file.exists() else None
-    return f"driver {found.group(1)}" if found else "driver unknown"
+def check(report, args, clock):
+    """The op suite, to the report."""
+    found = check_smallest() if args.dry else check_ops(args.jobs, args.share, clock.until(PARTS["ops"]))
+    for of_op in found:
+        report.found(*of_op)
+    program = None if args.dry or args.seconds else sanitizer()
+    if program:
+        report.sanitized = sanitize(program, args.jobs, args.share)
 
 
-def main(argv=None):
+def arguments(argv):
     p = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     p.add_argument("--quick", action="store_true", help="smaller products, fewer repeats")
     p.add_argument("--dry", action="store_true", help="everything as small as it goes, to see that it runs; no file")
+    p.add_argument("--seconds", type=float, help="stop after about so many; each part gets a share of what is left, "
+                                                 "and compute-sanitizer is left out")
+    p.add_argument("--out", type=pathlib.Path, help="the file, saved after every line; benchmarks/results/gpu.md by "
+                                                    "default for whole runs")
     p.add_argument("--model", nargs="*", help="llama GGUFs to decode with; by default stories260K and a 1.1B shape")
     p.add_argument("--embed-model", help="a bert GGUF to embed with; by default MiniLM")
-    p.add_argument("--only", choices=("ops", "speed", "walk", "piped"),
-                   help="the op suite alone, the measurements alone, tokens as one persistent kernel alone, or the "
-                        "second set of kernels alone")
+    p.add_argument("--only", nargs="*", choices=PARTS, help="these parts alone, in this order")
     p.add_argument("--share", type=float, default=1.0, help="share of the op suite's cases, drawn anew in every run")
     p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes of the op suite")
-    args = p.parse_args(argv)
+    return p.parse_args(argv)
+
+
+def main(argv=None):
+    args = arguments(argv)
+    clock = Clock(args.seconds)
     try:
         gpu = gg.init_backend("CUDA0")
     except GgjitError as e:
         print(f"benchmarks.gpu needs an NVIDIA GPU: {e}", file=sys.stderr)
         return 1
-    device, scale = gpu.device, DRY if args.dry else QUICK if args.quick else FULL
-    checked = [] if args.only in ("speed", "walk", "piped") else check_ops(args.jobs, args.share, args.dry)
-    program = None if args.only in ("speed", "walk", "piped") or args.dry else sanitizer()
-    n_sanitized, faults = sanitize(program, args.jobs, args.share) if program else (0, [])
-    llamas, embed = ([], None) if args.only == "ops" or args.dry else default_models(scale)
-    rows = [] if args.only == "ops" else measured(gpu, scale, llamas if args.model is None else args.model,
-                                                  args.embed_model or embed, args.only)
-    wrong = [f"- {op} {w}" for op, *_, ws in checked for w in ws] + [f"- compute-sanitizer: {x}" for x in faults]
-    n = sum(n for _, n, *_ in checked)
-    text = (f"# {device.description}, {datetime.date.today()}\n\n"
-            f"Compute capability {'.'.join(map(str, device.compute_capability))}, "
-            f"{device.n_multiprocessors} multiprocessors, {device.memory()[1] / 1e9:.0f} GB, {driver_version()}.\n\n"
-            f"Op suite: {n} cases of {len(checked)} ops, {len(wrong)} wrong. compute-sanitizer: "
-            f"{f'{n_sanitized} ops, {len(faults)} with faults' if program else 'not run'}.\n\n"
-            + "\n".join(wrong) + "\n\n" + markdown(rows) + "\n")
-    print(text)
-    if args.only or args.share < 1 or args.quick or args.dry:       # a part of the table replaces no whole one
-        return 1 if wrong else 0
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "gpu.md"
-    path.write_text(text, encoding="utf-8")
-    return 1 if wrong else 0
+    scale, parts = DRY if args.dry else QUICK if args.quick else FULL, args.only or tuple(PARTS)
+    whole = not (args.only or args.share < 1 or args.quick or args.dry)     # a part replaces no whole table
+    report = Report(gpu.device, args.out or (RESULTS / "gpu.md" if whole else None))
+    if not SIMULATED:
+        compile_all(gpu.device.compute_capability, parts, clock.until(COMPILE_SHARE))
+    if "ops" in parts:
+        check(report, args, clock)
+    if set(parts) - {"ops"}:
+        llamas, embed = ([], None) if args.dry or "models" not in parts else default_models(scale)
+        measured(gpu, scale, llamas if args.model is None else args.model, args.embed_model or embed, report, clock,
+                 parts)
+    print(report.text())
+    return 1 if report.wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """The second set of CUDA kernels (GGJIT_PIPED, engine/cuda/libraries.py) beside the first one, torch and a copy, by
 events: is it right, how fast is it, what is that of the most that the card does?  What matters most comes first.
 
-    python -m benchmarks.gpu_piped SHARE OF 9.0         compile these of all kernels for a compute capability: no GPU
-
 A product of one column is held against the bytes that a copy moves, one of many columns and attention of many queries
 against the best product of float16 matrices by torch; attention of one query against a copy again.
 """
@@ -10,8 +8,6 @@ import dataclasses
 import functools
 import importlib.util
 import os
-import subprocess
-import sys
 from unittest import mock
 
 import numpy as np
@@ -19,11 +15,9 @@ import numpy as np
 import ggjit as gg
 from benchmarks.report import Row, Spread
 from ggjit.cuda import libraries
-from ggjit.ops.cuda.native.launch import Launch
 from ggjit.tools.suite.runner import as_bytes
 
 MAX_NMSE = libraries.MAX_NMSE
-COMPILE_SECONDS = 240
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,30 +76,6 @@ def works(scale):
             *(columns(t, n=512) for t in (gg.BF16, gg.Q4_1, gg.Q5_0, gg.Q5_1))]
 
 
-# ---------------------------------------------------------------- kernels, compiled by many processes
-def compile_share(first, step, cc):
-    """Compile every `step`-th kernel of all works from number `first` on, into the cache folder."""
-    from benchmarks.gpu import FULL
-    from ggjit.ops.cuda.compiler.build import binary
-    found = {}
-    for work in works(FULL):
-        y = work.build(*(gg.Context().new_tensor(*leaf) for leaf in work.leaves))
-        for launches in libraries.ways(y).values():
-            found |= {x.name: x for x in launches if isinstance(x, Launch)}
-    for name in sorted(found)[first::step]:
-        binary(found[name], cc)
-
-
-def compile_all(cc):
-    """All kernels of the works, by as many processes as there are processors."""
-    n = os.cpu_count() or 1
-    env = os.environ | {"GGJIT_PIPED": "1"}
-    running = [subprocess.Popen([sys.executable, "-m", "benchmarks.gpu_piped", str(i), str(n), "{}.{}".format(*cc)],
-                                env=env) for i in range(n)]
-    for process in running:
-        process.wait(COMPILE_SECONDS)
-
-
 # ---------------------------------------------------------------- rows
 def leaves(gpu, work):
     """[leaves of a node] for each of work.copies nodes; the first leaf is its own, a few rows again and again."""
@@ -140,33 +110,31 @@ def torch_attention(timer, work, torch_seconds):
     return Spread([work.amount / s / factor for s in torch_seconds(timer, f)], work.unit)
 
 
-def row_of(timer, work, most, torch_seconds):
-    """The Row of a work.  most: {unit: the most that the card does}."""
-    made, found = leaves(timer.gpu, work), {}
-    ways = [way for way in libraries.ways(work.build(*made[0])) if way != "cccl"]
-    for way in ways:
+def rows_of(timer, work, most, torch_seconds):
+    """A Row for each way of the second set.  most: {unit: the most that the card does}."""
+    made, found, capability = leaves(timer.gpu, work), {}, timer.gpu.device.compute_capability
+    for way in libraries.ways(work.build(*made[0]), capability):
         found[way] = timed(timer, work, way, made)
-    (own, right), (ours, got) = found["own"], found.get("piped", found["own"])
-    error = float(np.square(got - right).sum() / max(np.square(right).sum(), 1e-30))
-    share = ours.median / most[work.unit] if most.get(work.unit) else None
-    said = [f"NMSE to own {error:.1e}{'' if error <= MAX_NMSE else ' WRONG'}"]
-    said += [f"{share:.0%} of {most[work.unit]:,.0f} {work.unit}"] if share is not None else []
-    said += [f"cuBLAS {found['cublas'][0]}"] if "cublas" in found else []
+    (own, right), said = found["own"], [f"cuBLAS {found['cublas'][0]}"] if "cublas" in found else []
     peer = torch_attention(timer, work, torch_seconds)
-    said += [f"torch {peer}, {ours.median / peer.median:.2f} of it"] if peer is not None else []
-    passed = error <= MAX_NMSE and (share is None or share >= work.target)
-    return Row(f"piped {work.label}", f"{work.target:.0%} of the most", ours, own, ours.median / own.median, passed,
-               "; ".join(said), against="own kernels")
+    for way in (way for way in (libraries.PIPED, libraries.WARPGROUPS) if way in found):
+        ours, got = found[way]
+        error = float(np.square(got - right).sum() / max(np.square(right).sum(), 1e-30))
+        share = ours.median / most[work.unit] if most.get(work.unit) else None
+        note = [f"NMSE to own {error:.1e}{'' if error <= MAX_NMSE else ' WRONG'}", *said]
+        note += [f"{share:.0%} of {most[work.unit]:,.0f} {work.unit}"] if share is not None else []
+        note += [f"torch {peer}, {ours.median / peer.median:.2f} of it"] if peer is not None else []
+        passed = error <= MAX_NMSE and (share is None or share >= work.target)
+        yield Row(f"{way} {work.label}", f"{work.target:.0%} of the most", ours, own, ours.median / own.median, passed,
+                  "; ".join(note), against="own kernels")
 
 
 def piped_rows(timer, peak, torch_seconds):
-    """A Row for each work.  peak: bytes a second of a copy; torch_seconds(timer, f): of f by torch's events."""
+    """Rows for each work.  peak: bytes a second of a copy; torch_seconds(timer, f): of f by torch's events."""
     with piping(libraries.YES):
-        if not timer.scale.dry:
-            compile_all(timer.gpu.device.compute_capability)
         most = {"GB/s": peak / 1e9, "TFLOP/s": _torch_peak(timer, torch_seconds)}
         for work in works(timer.scale):
-            yield row_of(timer, work, most, torch_seconds)
+            yield from rows_of(timer, work, most, torch_seconds)
 
 
 def _torch_peak(timer, torch_seconds, n=8192):
@@ -182,6 +150,3 @@ def piping(said):
     """Plans made inside are piped as GGJIT_PIPED says then."""
     return mock.patch.dict(os.environ, GGJIT_PIPED=said)
 
-
-if __name__ == "__main__":
-    compile_share(int(sys.argv[1]), int(sys.argv[2]), tuple(map(int, sys.argv[3].split("."))))

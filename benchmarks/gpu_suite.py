@@ -11,20 +11,22 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 
 import ggjit as gg
 from ggjit.cuda.driver import DeviceLost
-from ggjit.cuda.libraries import ways
+from ggjit.cuda.libraries import HOPPER, ways
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Inputs, all_specs
 from ggjit.ops.cuda.matmul import mul_mat_dense
-from ggjit.ops.cuda.native.launch import launches, makers
+from ggjit.ops.cuda.native.launch import launches, makers, node_ways
 
 CASES_A_PROCESS, PROCESS_SECONDS = 40, 120
 SANITIZED_CASES, SANITIZER_SECONDS, SANITIZER_ERROR = 4, 600, 99
 OWN, CUBLAS = {"GGJIT_CUBLAS": "0"}, {"GGJIT_CUBLAS": "1"}         # whose dense products
+PIPED = OWN | {"GGJIT_PIPED": "1"}
 
 
 # ---------------------------------------------------------------- one case
@@ -67,7 +69,7 @@ def _widened(a, t):
 
 def bound(case, y):
     """The largest NMSE that is right: the case's; ggml's for the op where a kernel rounds what the CPU's does not."""
-    return max(case.max_nmse, *(launch.max_nmse for made in ways(y).values() for launch in made))
+    return max(case.max_nmse, *(launch.max_nmse for made in ways(y, HOPPER).values() for launch in made))
 
 
 def differs(case, y, sources, got, seed):
@@ -125,47 +127,58 @@ def check_cases(op, first, last):
 
 
 # ---------------------------------------------------------------- all of them
-def check_ops(n_jobs, share=1.0, small=False):
-    """[(op, n cases, n without a kernel, [what went wrong])]; `share` of the cases, in processes of their own.
-
-    small: the one that is least work of each op, in this process.
-    """
-    done, tasks = {op.name: [0, 0, []] for op in makers()}, []
-    if small:
-        return [(op.name, *check_cases(op.name, i, i + 1)[:3]) for op, i in ((op, smallest(op)) for op in makers())]
+def tasks(share=1.0):
+    """[(op, first case, last, environment)] in a random order, but one of each op before all others: `share` of the
+    cases."""
+    made = []
     for op in makers():
         n = sum(1 for _ in all_specs()[op].cases())
-        tasks += [(op.name, i, min(i + CASES_A_PROCESS, n), OWN) for i in range(0, n, CASES_A_PROCESS)]
-        if op is OP.MUL_MAT and mul_mat_dense.available():
-            tasks += [(*task[:3], CUBLAS) for task in tasks if task[0] == op.name]
-    tasks = random.sample(tasks, max(1, round(share * len(tasks))))
+        choices = [OWN, *([CUBLAS] if op is OP.MUL_MAT and mul_mat_dense.available() else ()),
+                   *([PIPED] if op in node_ways() and node_ways()[op].piped else ())]
+        made += [(op.name, i, min(i + CASES_A_PROCESS, n), choice) for choice in choices
+                 for i in range(0, n, CASES_A_PROCESS)]
+    made = random.sample(made, max(1, round(share * len(made))))
+    first = {task[0]: task for task in made}
+    return [*first.values(), *(task for task in made if task is not first[task[0]])]
+
+
+def check_smallest():
+    """Yields (op, n cases, n without a kernel, [what went wrong]) of each op's case that is least work, in this
+    process."""
+    for op in makers():
+        i = smallest(op)
+        yield op.name, *check_cases(op.name, i, i + 1)[:3]
+
+
+def check_ops(n_jobs, share=1.0, until=math.inf):
+    """Yields (op, n cases, n without a kernel, [what went wrong], n not begun by the time `until`) of a share of all
+    cases, some of an op at a time, in processes of their own."""
     with concurrent.futures.ThreadPoolExecutor(n_jobs) as pool:
-        for op, n, absent, wrong in pool.map(in_a_process, tasks):
-            done[op][0] += n
-            done[op][1] += absent
-            done[op][2] += wrong
+        running = [pool.submit(in_a_process, task, until) for task in tasks(share)]
+        for done in concurrent.futures.as_completed(running):
+            op, n, absent, wrong, n_left = done.result()
             print(f"{op}: {n} cases, {absent} without a kernel, {len(wrong)} wrong", *wrong, sep="\n    ",
                   file=sys.stderr, flush=True)
-    return [(op, *found) for op, found in done.items()]
+            yield op, n, absent, wrong, n_left
 
 
-def in_a_process(task):
+def in_a_process(task, until=math.inf):
     """check_cases in processes of its own: another one goes on where the device was lost, or the process died."""
-    op, first, last, products = task
+    op, first, last, choice = task
     n = absent = 0
     wrong = []
-    while first < last:
+    while first < last and time.monotonic() < until:
         command = [sys.executable, "-m", "benchmarks.gpu_suite", op, str(first), str(last)]
         try:
             r = subprocess.run(command, text=True, capture_output=True, timeout=PROCESS_SECONDS,
-                               env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "GGJIT_THREADS": "1", **products})
+                               env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "GGJIT_THREADS": "1", **choice})
         except subprocess.TimeoutExpired:
-            return op, n, absent, [*wrong, f"cases {first} to {last}: not done in {PROCESS_SECONDS} s"]
+            return op, n, absent, [*wrong, f"cases {first} to {last}: not done in {PROCESS_SECONDS} s"], 0
         if r.returncode:
-            return op, n, absent, [*wrong, f"cases {first} to {last}: exit status {r.returncode}: {r.stderr[-300:]}"]
+            return op, n, absent, [*wrong, f"cases {first} to {last}: exit status {r.returncode}: {r.stderr[-300:]}"], 0
         more, none, found, first = json.loads(r.stdout.splitlines()[-1])
         n, absent, wrong = n + more, absent + none, wrong + found
-    return op, n, absent, wrong
+    return op, n, absent, wrong, last - first
 
 
 def sanitizer():

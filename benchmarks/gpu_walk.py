@@ -1,5 +1,5 @@
-"""A token of a llama as one persistent kernel (engine/cuda/walk.py) beside the captured graph of the same launches, by
-events: the same bits, and what the grid's waits cost against the ends of kernels.
+"""A token of a llama in each way: as a captured graph and as one persistent kernel (engine/cuda/walk.py), by the first
+and by the second set of kernels.  By events: the same bits, and what the grid's waits cost against the ends of kernels.
 
     n_layer x (norm, q k v, rope, cache, attention, o, add, norm, gate up, swiglu, down, add), norm, output
 """
@@ -8,7 +8,10 @@ import dataclasses
 import numpy as np
 
 import ggjit as gg
+from benchmarks.gpu_piped import piping
+from benchmarks.gpu_suite import nmse
 from benchmarks.report import Row, Spread
+from ggjit.cuda import libraries
 from ggjit.cuda.walk import PlanWalk
 
 
@@ -34,9 +37,17 @@ TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K")
 DRY_SHAPES, DRY_TYPES = (Shape("tiny", 1, 64, 2, 1, 96, 40, 16),), ("Q8_0",)
 
 
-def leaves(backend, shape, type):
-    """{name: leaf} in GPU memory: weights with seeded values, a cache of zeros, the token's inputs."""
-    s, kv, ctx = shape, shape.head * shape.n_head_kv, gg.Context()
+def shapes(scale):
+    return DRY_SHAPES if scale.dry else SHAPES
+
+
+def types(scale):
+    return DRY_TYPES if scale.dry else TYPES
+
+
+def new_leaves(ctx, shape, type):
+    """{name: leaf}: weights, a cache, the token's inputs."""
+    s, kv = shape, shape.head * shape.n_head_kv
     type = type if s.dim % type.block == 0 and s.n_ff % type.block == 0 else gg.Q8_0
     made = {"x": ctx.new_tensor(gg.F32, (s.dim, 1)), "at": ctx.new_tensor(gg.I32, (1,)),
             "row": ctx.new_tensor(gg.I64, (1,)), "mask": ctx.new_tensor(gg.F16, (s.n_kv, 1)),
@@ -47,11 +58,17 @@ def leaves(backend, shape, type):
             ("up", s.dim, s.n_ff), ("down", s.n_ff, s.dim))}
         made |= {f"{n}{i}": ctx.new_tensor(gg.F32, (s.dim,)) for n in ("norm_a", "norm_f")}
         made |= {f"{n}{i}": ctx.new_tensor(gg.F16, (kv, s.n_kv)) for n in ("cache_k", "cache_v")}
+    return made
+
+
+def leaves(backend, shape, type):
+    """The same in GPU memory: seeded weights, a cache of zeros."""
+    ctx, rng = gg.Context(), np.random.default_rng(0)
+    made = new_leaves(ctx, shape, type)
     gg.alloc_ctx_tensors(ctx, backend)
-    rng = np.random.default_rng(0)
     for name, t in made.items():
         if name in ("at", "row"):
-            t.set(np.array([s.n_kv - 1]))
+            t.set(np.array([shape.n_kv - 1]))
         elif name == "mask" or name.startswith("cache"):
             t.set(np.zeros(t.shape))
         else:
@@ -86,27 +103,46 @@ def token(w, s):
 
 
 def walk_rows(make_timer, device, scale):
-    """One row a shape and type.  make_timer(backend) -> the benchmark's Timer."""
-    for shape in DRY_SHAPES if scale.dry else SHAPES:
-        for name in DRY_TYPES if scale.dry else TYPES:
-            yield walk_row(make_timer, device, shape, getattr(gg, name))
+    """A row for each way, shape and type.  make_timer(backend) -> the benchmark's Timer."""
+    for shape in shapes(scale):
+        for name in types(scale):
+            yield from ways_rows(make_timer, device, shape, getattr(gg, name))
 
 
-def walk_row(make_timer, device, shape, type):
+def ways_rows(make_timer, device, shape, type):
+    """The captured graph and the persistent kernel, of the first and of the second set of kernels.  Errors:
+    AssertionError if a persistent kernel leaves other bits than the captured graph of the same kernels, or the second
+    set's result is not near the first's."""
     captured, persistent = device.init_backend(), device.init_backend("persistent=1")
-    w = leaves(captured, shape, type)
+    w, first, logits = leaves(captured, shape, type), None, None
     nbytes = sum(t.nbytes for t in w.values())
-    rates, bits, plan = [], [], None
-    for backend in (captured, persistent):
-        timer, y = make_timer(backend), token(w, shape)
-        plan = timer.plan(y)
-        rates.append(Spread([1 / s for s in timer.seconds(plan.compute)], "tok/s"))
-        bits.append(plan.numpy(y).tobytes())
-    if bits[0] != bits[1]:
-        raise AssertionError(f"{shape.name} {type!r}: the persistent kernel leaves other bits than the captured graph")
-    theirs, ours = rates
-    ratio = ours.median / theirs.median
-    note = f"{plan._walk.n_waits} waits, {plan._walk.n_blocks} blocks, {ours.median * nbytes / 1e9:,.0f} GB/s" \
-        if isinstance(plan._walk, PlanWalk) else f"captured: {plan.not_walked_because}"
-    return Row(f"token of {shape.name} {type!r}, one kernel", "1 of captured", ours, theirs, ratio, ratio >= 1,
-               against="captured", note=note)
+    for said, kernels in ((libraries.NO, "own kernels"), (libraries.YES, "piped kernels")):
+        bits = None
+        for backend, how in ((captured, "captured"), (persistent, "one kernel")):
+            with piping(said):
+                rate, plan, y = timed(make_timer(backend), token(w, shape))
+            got, label = plan.numpy(y), f"token of {shape.name} {type!r}, {kernels}, {how}"
+            bits, first, logits = bits or got.tobytes(), first or rate, got if logits is None else logits
+            if bits != got.tobytes():
+                raise AssertionError(f"{label}: other bits than the captured graph's")
+            if not nmse(got, logits) <= libraries.MAX_NMSE:
+                raise AssertionError(f"{label}: NMSE {nmse(got, logits):.1e} to the first set of kernels")
+            yield Row(label, "-" if rate is first else "1 of captured", rate, "-" if rate is first else first,
+                      None if rate is first else rate.median / first.median,
+                      None if rate is first else rate.median >= first.median, note_of(plan, rate, nbytes),
+                      against="-" if rate is first else "own kernels, captured")
+
+
+def timed(timer, y):
+    """(Spread of tokens a second, the plan, y)"""
+    plan = timer.plan(y)
+    return Spread([1 / s for s in timer.seconds(plan.compute)], "tok/s"), plan, y
+
+
+def note_of(plan, rate, nbytes):
+    said = f"{sum(len(k.launches) for k in plan.kernels)} launches"
+    if isinstance(plan._walk, PlanWalk):
+        said = f"{plan._walk.n_waits} waits, {plan._walk.n_blocks} blocks"
+    elif plan.backend.persistent:
+        said = f"captured: {plan.not_walked_because}"
+    return f"{said}, {rate.median * nbytes / 1e9:,.0f} GB/s"

@@ -25,7 +25,7 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks import alloc_graphs, machine, report, sched_bench, synth
-from benchmarks.our_graphs import column_speeds
+from benchmarks.engines.our_graphs import column_speeds
 from benchmarks.plots import pyplot
 from benchmarks.worker import ROOT
 from ggjit.models import load_model

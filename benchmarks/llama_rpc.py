@@ -15,8 +15,8 @@ import subprocess
 import sys
 import time
 
-from benchmarks.llama import _P, LOG, context_params
-from benchmarks.peer import llama_library
+from benchmarks.engines.llama import _P, LOG, context_params
+from benchmarks.engines.peer import llama_library
 from benchmarks.worker import EngineError, Missing
 
 N_GPU_LAYERS_OFFS = 16          # in llama_model_params, after the list of devices and that of overrides

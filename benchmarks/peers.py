@@ -29,7 +29,7 @@ from benchmarks import machine
 from benchmarks.catalogue import SECTIONS
 from benchmarks.compare import Engines, compare
 from benchmarks.costs import COSTS
-from benchmarks.engine import CLOCKS
+from benchmarks.engines.engine import CLOCKS
 from benchmarks.report import Row, markdown, tables
 from benchmarks.worker import ROOT, EngineError, Missing
 from ggjit.ops.native import isa

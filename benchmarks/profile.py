@@ -15,7 +15,7 @@ import statistics
 import time
 
 from benchmarks import machine, synth
-from benchmarks.engine import CLOCKS
+from benchmarks.engines.engine import CLOCKS
 from ggjit.models import load_model
 from ggjit.ops.core.spec import flops, moved_nbytes
 from ggjit.profiling.machine_limits import peak_f32, read_bandwidth

@@ -15,7 +15,7 @@ import statistics
 
 import numpy as np
 
-from benchmarks.engine import CLOCKS
+from benchmarks.engines.engine import CLOCKS
 from benchmarks.machine import cpu_model, idle_check
 from benchmarks.profile import node_times, once
 from benchmarks.report import Spread

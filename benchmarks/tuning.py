@@ -11,7 +11,7 @@ import argparse
 import json
 
 from benchmarks.catalogue import PRODUCT_TYPES
-from benchmarks.engine import CLOCKS
+from benchmarks.engines.engine import CLOCKS
 from ggjit.cpu import tuning
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.matmul import choices

@@ -20,9 +20,9 @@ import time
 
 import numpy as np
 
-from benchmarks import llama
+from benchmarks.engines import llama
+from benchmarks.engines.peer import PACKAGE, llama_library
 from benchmarks.machine import cpu_model, idle_check
-from benchmarks.peer import PACKAGE, llama_library
 from benchmarks.report import Spread
 from benchmarks.synth import fresh_file, gguf_package
 from benchmarks.worker import EngineError, Missing, Worker
@@ -54,6 +54,7 @@ class Encoder:
     merge: int = 1
     keys: tuple = ()
     gated: bool = False             # SiLU with a gate, and RMS norms; else GELU and layer norms
+    n_out: int = N_OUT              # width of the decoder
 
     @property
     def n(self):
@@ -78,11 +79,12 @@ class Encoder:
         wide = d * self.merge ** 2
         if self.projector.startswith("qwen"):
             return out | {"v.patch_embd.weight.1": (d, 3, self.patch, self.patch), "mm.0.weight": (wide, wide),
-                          "mm.0.bias": (wide,), "mm.2.weight": (N_OUT, wide), "mm.2.bias": (N_OUT,)}
+                          "mm.0.bias": (wide,), "mm.2.weight": (self.n_out, wide), "mm.2.bias": (self.n_out,)}
         out |= {"v.patch_embd.bias": (d,), "v.position_embd.weight": (self.n, d)}
         if self.projector == "idefics3":
-            return out | {"mm.model.fc.weight": (N_OUT, wide)}
-        return out | {"mm.0.weight": (d, d), "mm.0.bias": (d,), "mm.2.weight": (N_OUT, d), "mm.2.bias": (N_OUT,)}
+            return out | {"mm.model.fc.weight": (self.n_out, wide)}
+        return out | {"mm.0.weight": (d, d), "mm.0.bias": (d,), "mm.2.weight": (self.n_out, d),
+                      "mm.2.bias": (self.n_out,)}
 
 
 ENCODERS = {
@@ -105,6 +107,20 @@ def _drawn(name, shape):
     return rows.astype(np.float32) if "position" in name else rows          # which are added, not multiplied
 
 
+def add_keys(w, e):
+    """The metadata of an Encoder."""
+    w.add_bool("clip.has_vision_encoder", True)
+    w.add_bool("clip.use_silu" if e.gated else "clip.use_gelu", True)
+    w.add_string("clip.projector_type", e.projector)
+    keys = {"image_size": e.side, "patch_size": e.patch, "embedding_length": e.d, "block_count": e.n_layer,
+            "feed_forward_length": e.n_ff, "attention.head_count": e.n_head, "projection_dim": e.n_out}
+    for key, value in (keys | dict(e.keys)).items():
+        w.add_uint32(f"clip.vision.{key}", value)
+    w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
+    for key in ("image_mean", "image_std"):
+        w.add_array(f"clip.vision.{key}", [0.5] * 3)
+
+
 def encoder_path(name, type):
     """Path of the vision part, written first if it is not there; type: of its matrices, F16 or Q8_0."""
     path, e, gguf = cache_dir() / "bench" / f"{name}-{type}-{RECIPE}.gguf", ENCODERS[name], gguf_package()
@@ -112,16 +128,7 @@ def encoder_path(name, type):
         nbytes = sum(2 * int(np.prod(shape)) for shape in e.tensors().values())
         with fresh_file(path, nbytes) as partial:
             w = gguf.GGUFWriter(partial, "clip")
-            w.add_bool("clip.has_vision_encoder", True)
-            w.add_bool("clip.use_silu" if e.gated else "clip.use_gelu", True)
-            w.add_string("clip.projector_type", e.projector)
-            keys = {"image_size": e.side, "patch_size": e.patch, "embedding_length": e.d, "block_count": e.n_layer,
-                    "feed_forward_length": e.n_ff, "attention.head_count": e.n_head, "projection_dim": N_OUT}
-            for key, value in (keys | dict(e.keys)).items():
-                w.add_uint32(f"clip.vision.{key}", value)
-            w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
-            for key in ("image_mean", "image_std"):
-                w.add_array(f"clip.vision.{key}", [0.5] * 3)
+            add_keys(w, e)
             for tensor, shape in e.tensors().items():
                 x, raw = _drawn(tensor, shape), None
                 if type == "Q8_0" and x.dtype == np.float16 and x.ndim == 2 and x.shape[1] % N_BLOCK == 0:

@@ -20,6 +20,7 @@ from ggjit.profiling.machine_limits import BUFFER_NBYTES
 ALONE_SECONDS = 300e-6              # a graph shorter than this mostly measures the call
 MOST_SECONDS = 0.03                 # cold copies stop here: what takes longer does not wait for memory
 GUESSED_FLOPS, GUESSED_BANDWIDTH, GUESSED_CALL = 100e9, 20e9, 100e-9
+CACHE_BANDWIDTH = 100e9              # of the last-level cache, at least
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,8 @@ class Graph(Work):
 
     def copies(self, nbytes, flops):
         """How often `build` is repeated in one graph, for a result that touches nbytes and takes flops."""
-        seconds = flops / GUESSED_FLOPS + nbytes / GUESSED_BANDWIDTH + GUESSED_CALL * self.n_nodes
+        bandwidth = GUESSED_BANDWIDTH if self.cold else CACHE_BANDWIDTH
+        seconds = flops / GUESSED_FLOPS + nbytes / bandwidth + GUESSED_CALL * self.n_nodes
         if self.cold:
             return max(1, min(BUFFER_NBYTES // nbytes, int(MOST_SECONDS / seconds)))
         return max(1, min(256, int(ALONE_SECONDS / seconds)))

@@ -3,7 +3,7 @@
 Engines are measured one at a time: the others sleep in `read`.  Two compiled engines in one process would
 share symbols and thread pools, and their spinning threads would take the other's cores.
 
-    ours = Worker("ours")                               # benchmarks/ours.py, class Engine
+    ours = Worker("engines.ours")                       # benchmarks/engines/ours.py, class Engine
     ours.ask("load", "model.gguf", n_threads=1)
     seconds = ours.ask("pp", 128)
 """
@@ -31,7 +31,7 @@ class Worker:
     """The near end.  `about` is what the engine says of itself; Missing is raised where it cannot be started."""
 
     def __init__(self, engine, *args, **env):
-        """engine, args: benchmarks/<engine>.py, Engine(*args); env: more environment variables."""
+        """engine, args: the class Engine of benchmarks.<engine>, Engine(*args); env: more environment variables."""
         self.engine = engine
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker", engine, *args], cwd=ROOT, text=True, env={**os.environ, **env},

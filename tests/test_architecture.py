@@ -17,7 +17,7 @@ from ggjit.ops.cuda.compiler import contract
 # imports inside functions: code that is loaded only where its device or extra is there
 DEFERRED = {("ggjit.api.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
             ("ggjit.cuda.functions", "ggjit.ops.cuda.compiler.build"),
-            ("ggjit.cuda.functions", "ggjit.ops.cuda.compiler.simulated"),
+            ("ggjit.cuda.functions", "ggjit.ops.cuda.compiler.simulated_teams"),
             *((f"ggjit.cluster.{name}", "ggjit.cluster.dask_worker") for name in ("cluster", "serving"))}
 NAMES = """Context from_numpy init_backend alloc_ctx_tensors Graph GraphAllocator HostBuffer BufferType Buffer Device
     Backend OutOfMemory registry set_input set_output set_param set_name quantize dequantize compute Tensor
@@ -92,7 +92,8 @@ def test_every_package_is_listed():
 
 def test_one_folder_knows_the_compiler_of_cuda_kernels():
     """Kernels and the engine reach a compiler by ops/cuda/compiler alone; kernels call what its contract lists."""
-    promised = {*contract.functions(), *contract.functions((contract.WALKING,)), *contract.MAKERS}
+    promised = {*contract.functions(), *contract.functions((contract.WALKING, contract.WARPGROUPS)), *contract.MAKERS,
+                *contract.WARPGROUP_MAKERS}
     for module, path in MODULES.items():
         if module.startswith("ggjit.ops.cuda.compiler"):
             continue

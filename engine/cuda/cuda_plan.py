@@ -12,6 +12,7 @@ With `persistent=1` a plan that runs again is one kernel that walks over its lau
 """
 import dataclasses
 import functools
+import itertools
 import weakref
 
 import numpy as np
@@ -22,9 +23,11 @@ from ggjit.cuda.functions import argument_of, function_of
 from ggjit.cuda.libraries import chosen
 from ggjit.cuda.walk import PlanWalk, walk_of
 from ggjit.graphs.graph_plan import Plan
+from ggjit.graphs.plan_node import PlanParts
 from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_DST, N_SRC, N_WORK, V_ADDR, V_WORDS, WORD
 from ggjit.ops.core.shape import describe
+from ggjit.ops.cuda.matmul.with_codes import before_product
 from ggjit.ops.cuda.native.launch import Gemm, Sort
 
 STATUS_WORDS = 2                # words of the status block, as ops/cuda/native/views.py reads them
@@ -41,6 +44,10 @@ class NodeKernel:
     cost: float = 0.0
 
 
+def _node_kernel(launches):
+    return NodeKernel("+".join(x.name for x in launches), launches, max(x.work_nbytes for x in launches))
+
+
 class CUDAPlan(Plan):
     """`compute()` submits the graph to the backend's stream and returns."""
 
@@ -49,7 +56,19 @@ class CUDAPlan(Plan):
         if found is None:
             raise NotSupported(f"{self.backend.name} has no kernel for {t!r} with sources "
                                f"{', '.join(describe(s) for s in t.src)}; a Scheduler gives it to the CPU")
-        return NodeKernel("+".join(x.name for x in found), found, max(x.work_nbytes for x in found))
+        return _node_kernel(found)
+
+    def _fused(self, places):
+        """The nodes; one before a product that takes its result as 8-bit codes leaves these, too (with_codes.py)."""
+        single = self._singles
+        kinds, likes, kernels = single.kinds.copy(), dict(single.likes), single.kernels
+        n_kinds = 1 + max(likes, default=0)
+        for i, (t, product) in enumerate(itertools.pairwise(single.nodes)):
+            if made := before_product(t, product, kernels[i + 1].launches):
+                like = likes[int(kinds[i])]
+                kinds[i] += n_kinds
+                likes[int(kinds[i])] = like._replace(kernel=_node_kernel(made))
+        return PlanParts(single.nodes, single.ids, likes, kinds, single.ends, {})
 
     def _lay_out(self, places):
         super()._lay_out(places)
@@ -74,7 +93,7 @@ class CUDAPlan(Plan):
                     self._launches.append(functools.partial(_launch, shape, argument[0]))
             self.rows[start + N_CHUNK] = self._row_base + self._status_offs
         self._first_launch.append(len(self._launches))
-        self._done_by = _repetitions(self.nodes, self.kernels)
+        self._done_by = _repetitions(self.nodes, self.kernels, self._placed_work)
         self._calls_libraries = any(isinstance(x, Gemm | Sort) for k in self.kernels for x in k.launches)
         self._captures = backend.use_graphs and len(self._launches) >= GRAPH_MIN_LAUNCHES
         self._walk = None if backend.persistent else "the backend was made without persistent=1"
@@ -237,23 +256,33 @@ class CUDAPlan(Plan):
         return out
 
 
-def _repetitions(nodes, kernels):
+def _repetitions(nodes, kernels, placed):
     """For each launch the number of the one that has left the same in scratch memory already, or -1.
 
     It is still there when nothing else was written to scratch memory since, and nothing to the tensor it was made of.
+    placed: numbers of nodes that have scratch memory of their own.
     """
-    done_by, left = [], None
-    for t, kernel in zip(nodes, kernels, strict=True):
+    done_by, left = [], None                    # left: (id of the base, of the tensor, form), the launch's number
+    for i, (t, kernel) in enumerate(zip(nodes, kernels, strict=True)):
+        beside = None
         for launch in kernel.launches:
-            again = bool(launch.leaves) and left is not None and left[0] == launch.leaves
+            found = (*_names(t.src[1]), launch.leaves) if launch.leaves and i not in placed else None
+            again = found is not None and left is not None and left[0] == found
             done_by.append(left[1] if again else -1)
-            if launch.leaves and not again:
-                left = launch.leaves, len(done_by) - 1
+            if found and not again:
+                left = found, len(done_by) - 1
             elif launch.work_nbytes and not again:
                 left = None
+            if launch.leaves_result and i not in placed:
+                beside = (*_names(t), launch.leaves_result), len(done_by) - 1
         if left is not None and t.base.id == left[0][0]:
             left = None
+        left = beside or left
     return done_by
+
+
+def _names(t):
+    return t.base.id, t.id
 
 
 class _Graph:

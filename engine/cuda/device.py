@@ -81,6 +81,8 @@ class CUDADevice(Device):
         return {**super().props, "device_id": bus}
 
     def memory(self):
+        """(free bytes, all bytes); what nothing refers to any more is free."""
+        self.collect()
         self.use()
         return tuple(int(n) for n in driver().cuMemGetInfo())
 

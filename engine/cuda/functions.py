@@ -39,7 +39,7 @@ def walker_of(device, walker):
 
 def _walker_image(device, walker):
     if SIMULATED:
-        from ggjit.ops.cuda.compiler.simulated import as_body
+        from ggjit.ops.cuda.compiler.simulated_teams import as_body
         return walker.make([as_body(*body) for body in walker.bodies()]), b"", (0,) * len(walker.launches), 0
     from ggjit.ops.cuda.compiler.build import walker_binary
     built = walker_binary(walker, device.compute_capability)

@@ -5,6 +5,7 @@
     cccl        sorts of long rows                          cccl.py         GGJIT_CCCL=0|1
     piped       our own kernels that copy while they compute: products (ops/cuda/matmul/mul_mat.py), attention
                 (ops/cuda/flash_attn_piped.py)              GGJIT_PIPED=0|1|measured, 0 where nothing is said
+    warpgroups  products of many columns by warpgroups, on compute capability 9.0; GGJIT_PIPED says so, too
 
     cuda/libraries-DEVICE-KEY.json  {"q4_0 f32 4096x4096x16": {"own": 2.1e-05, "cublas": 4.4e-05}, ...}     seconds
 
@@ -33,6 +34,7 @@ from ggjit.tensors.context import Context, alloc_ctx_tensors
 ROUNDS, FEW_ROWS = 5, 64
 MAX_NMSE = 5e-4                 # ggml's bound of products and of attention
 NEVER = 1e9                     # seconds
+PIPED, WARPGROUPS, HOPPER = "piped", "warpgroups", (9, 0)
 NO, YES, MEASURED = "0", "1", "measured"        # GGJIT_PIPED
 _forced = contextvars.ContextVar("way of a node", default=None)
 
@@ -55,21 +57,23 @@ def _piping():
     return said
 
 
-def ways(t):
-    """{way: launches} of node `t`, of those that may be used; empty where none serves it."""
+def ways(t, capability=None):
+    """{way: launches} of node `t`, of those that may be used on a device of this compute capability; empty where none
+    serves it."""
     found, choice = launches(t), node_ways().get(t.op)
     if found is None or choice is None:
         return {} if found is None else {"own": found}
     by_library = any(isinstance(x, Gemm | Sort) for x in found)
     made = {"own": launches(t, choice.own), choice.library[0]: found} if by_library else {"own": found}
-    if choice.piped is not None and _piping() != NO:
-        made["piped"] = launches(t, choice.piped)
+    if _piping() != NO:
+        made |= {way: launches(t, maker) for way, maker in (
+            (PIPED, choice.piped), (WARPGROUPS, choice.by_warpgroups if capability == HOPPER else None)) if maker}
     return {way: x for way, x in made.items() if x is not None}
 
 
 def chosen(backend, t):
     """The launches of node `t` on the backend's device, in the way that was measured to be the fastest."""
-    made = ways(t)
+    made = ways(t, backend.device.compute_capability)
     return made[_way(backend, t, made)] if made else None
 
 
@@ -80,8 +84,8 @@ def _way(backend, t, made):
         return _forced.get()
     choice = node_ways()[t.op]
     library, library_decided = choice.library
-    if "piped" in made and _piping() == YES:
-        return "piped"
+    if _piping() == YES and (best := next((way for way in (WARPGROUPS, PIPED) if way in made), None)):
+        return best
     if library in made and library_decided():
         return library
     return _measured_way(backend, t, made, choice)
@@ -121,14 +125,15 @@ def measure(device, t):
         y = choice.again(t, *leaves)
         graph, seconds, results = Graph(y), {}, {}
         GraphAllocator(backend).alloc_graph(graph)
-        for way in ways(t):
+        for way in ways(t, device.compute_capability):
             with forced(way):
                 plan = backend.graph_plan_create(graph)
             plan.compute()
             results[way] = plan.numpy(y).astype(np.float64)
             seconds[way] = min(sum(ns for *_, ns in plan.timed()) for _ in range(ROUNDS)) * 1e-9
-        if "piped" in seconds and not _near(results["piped"], results["own"]):
-            seconds["piped"] = NEVER
+        for way in seconds.keys() & {PIPED, WARPGROUPS}:
+            if not _near(results[way], results["own"]):
+                seconds[way] = NEVER
         return seconds
     finally:
         ctx.free()
@@ -145,7 +150,8 @@ def forced(way):
 
 # ---------------------------------------------------------------- files
 def _file(device):
-    modules = {way.__module__ for ways in node_ways().values() for way in (ways.own, ways.piped) if way is not None}
+    modules = {way.__module__ for ways in node_ways().values() for way in (ways.own, ways.piped, ways.by_warpgroups)
+               if way is not None}
     key = hashlib.sha256(sources_digest(tuple(sorted(modules))).encode()).hexdigest()[:20]
     return measured.MeasuredFile("cuda", f"libraries-{re.sub('[^a-zA-Z0-9]+', '-', device.description)}", key, _seconds)
 

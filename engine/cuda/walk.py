@@ -46,6 +46,9 @@ def walk_of(plan, left_out):
     by_library = next((x.name for k in plan.kernels for x in k.launches if not isinstance(x, Launch)), None)
     if by_library:
         return f"{by_library} computes a part of it"
+    by_warpgroups = next((x.name for k in plan.kernels for x in k.launches if x.by_warpgroups), None)
+    if by_warpgroups:
+        return f"{by_warpgroups} multiplies by warpgroups"
     steps = walk_table.steps(plan, left_out)
     try:
         return _made(plan, steps, *walk.walker_of([step.launch for step in steps]))

@@ -137,7 +137,8 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
         n_logits = 0 if not m.CAUSAL else m.n_ctx if all_logits else 1
         if image is not None and m.vision is None:
             raise ParamError(f"{vision} sees nothing; leave image out")
-        seen = [] if image is None else of_picture(m.vision, *image)
+        seen, work_of_seen = ([], 0) if image is None else of_picture(m.vision, *image, n_threads)
+        work = max(work, work_of_seen)                          # one buffer for both
         terms = expected(m, graph, arenas(m, graph, report), work, n_logits, resident_now())
         report.memory = MemoryUse(terms + seen, process_memory(), str(m.file.path))
         repacked = m.weights.repacked_nbytes
@@ -149,12 +150,13 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
     return report
 
 
-def of_picture(vision, width, height):
-    """[MemoryTerm] of a vision part on the NULL device, once it has read a picture of that size."""
+def of_picture(vision, width, height, n_threads):
+    """([MemoryTerm], bytes of kernel work) of a vision part on the NULL device, once it has read a picture of that
+    size."""
     graphs = [vision.graph(*shape) for shape in vision.shapes_of(width, height)]
     largest = max(graphs, key=lambda graph: vision._allocator.plan(graph).peak)
     terms = expected(vision, largest, arenas(vision, largest), 0, 0, (0, 0))
-    return vision.named_terms(terms)
+    return vision.named_terms(terms), max(kernel_work_nbytes(g, n_threads, vision.weights.repacked) for g in graphs)
 
 
 def null_network(file, devices=(), n_gpu_layers=None, **options):

@@ -19,7 +19,7 @@ from ggjit.ops.native.node import (
     row_addr,
     row_index,
 )
-from ggjit.ops.native.row_loops import over_chunks
+from ggjit.ops.native.row_loops import MOVED, over_chunks
 from ggjit.ops.types.shared.moves import element_mover, mover
 
 
@@ -75,7 +75,7 @@ def _make(ty, by_rows):
                 j1, j2 = i1 - (edge1 if dim == 1 else 0), i2 - (edge2 if dim == 2 else 0)
                 copy_row(to, row_addr(b, j1, j2, i3 - (edge3 if dim == 3 else 0)), b_n, nb(b, 0))
         return OK
-    return over_chunks(rows)
+    return over_chunks(rows, chunking=MOVED)
 
 
 def kernel(t, n_threads):

@@ -26,9 +26,9 @@ from ggjit.ops.core.shape import is_contiguous, rows_contiguous
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.lanes import transpose_ir
-from ggjit.ops.native.node import DST, SRC0, addr, n_rows, nb, ne, row_addr, row_index, work
-from ggjit.ops.native.row_loops import AFFINITY, over_chunks, pieces_of_result, rows_of_result, rows_of_source
-from ggjit.ops.native.simd import W, bf16_ir, const_ir, load_ir, store_ir, vec_ir
+from ggjit.ops.native.node import DST, SRC0, addr, n_rows, nb, ne, next_plane, row_addr, row_index, work
+from ggjit.ops.native.row_loops import MOVED, over_chunks, pieces_of_result, rows_of_result, rows_of_source
+from ggjit.ops.native.simd import W, bf16_ir, const_ir, half_ir, load_ir, store_ir, vec_ir
 from ggjit.ops.types.shared.moves import PIECE, SCRATCH_NBYTES, element_mover, mover
 
 ELEM = {F32: "f32", F16: "f16", BF16: "i16"}                # element of vectors of the type
@@ -44,7 +44,7 @@ def _make_flat(ts, td):
         n = min(ne(d, 0) * n_rows(d), stop * PIECE) - start * PIECE
         move(addr(d) + start * d_step, addr(s) + start * s_step, n, work(node) + ith * SCRATCH_NBYTES)
         return OK
-    return over_chunks(pieces, pieces_of_result, AFFINITY)
+    return over_chunks(pieces, pieces_of_result, MOVED)
 
 
 def _make_by_row(ts, td, s_dense, d_dense, row):
@@ -55,12 +55,12 @@ def _make_by_row(ts, td, s_dense, d_dense, row):
     def rows(node, ith, r, stop):
         s, d = node + SRC0, node + DST
         shape = s if d_dense else d
-        n0, n1 = ne(shape, 0), ne(shape, 1)
+        n0, n1, n2 = ne(shape, 0), ne(shape, 1), ne(shape, 2)
         s_row, d_row = n0 // s_block * s_size, n0 // d_block * d_size
         s_step, d_step = s_row if s_dense else nb(s, 1), d_row if d_dense else nb(d, 1)
         scratch = work(node) + ith * SCRATCH_NBYTES
+        i1, i2, i3 = row_index(shape, r)
         while r < stop:
-            i1, i2, i3 = row_index(shape, r)
             ps = addr(s) + r * s_row if s_dense else row_addr(s, i1, i2, i3)
             pd = addr(d) + r * d_row if d_dense else row_addr(d, i1, i2, i3)
             run = min(stop - r, n1 - i1)
@@ -69,8 +69,9 @@ def _make_by_row(ts, td, s_dense, d_dense, row):
                 ps += s_step
                 pd += d_step
             r += run
+            i1, i2, i3 = next_plane(i2, i3, n2)
         return OK
-    return over_chunks(rows, rows_of_source if d_dense else rows_of_result, AFFINITY)
+    return over_chunks(rows, rows_of_source if d_dense else rows_of_result, MOVED)
 
 
 def _make_rows(ts, td, s_dense, d_dense):
@@ -117,7 +118,7 @@ def _make_any(ts, td):
         for e in range(start, stop):
             element(_block_addr(d, e, block), _block_addr(s, e, block), scratch)
         return OK
-    return over_chunks(rows, count, AFFINITY)
+    return over_chunks(rows, count, MOVED)
 
 
 def _make_tile_move(ts, td):
@@ -139,7 +140,7 @@ def _make_tile_move(ts, td):
         elif td is BF16:
             store_ir(b, bf16_ir(b, v), p)
         else:
-            store_ir(b, v if td is F32 else b.fptrunc(v, vec_ir("f16", W)), p)
+            store_ir(b, v if td is F32 else half_ir(b, v), p)
 
     @intrinsic
     def tile(typingctx, dst, d_stride, src, s_stride):
@@ -196,7 +197,7 @@ def _make_tile(ts, td, k, d_dense):
                 for i in range(whole, n0):
                     element(pd + i * d_size + j * dk, ps + i * s0 + j * s_size, scratch)
         return OK
-    return over_chunks(rows, count, AFFINITY)
+    return over_chunks(rows, count, MOVED)
 
 
 def _whole_blocks(n0, *pair):

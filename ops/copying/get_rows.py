@@ -15,8 +15,8 @@ from ggjit.ops.core.split import MIRRORED
 from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32
-from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, row_addr, row_index, work
-from ggjit.ops.native.row_loops import AFFINITY, over_chunks
+from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, next_plane, row_addr, row_index, work
+from ggjit.ops.native.row_loops import MOVED, over_chunks
 from ggjit.ops.types.shared.moves import SCRATCH_NBYTES, can_move, mover
 
 
@@ -44,18 +44,27 @@ def _make(ta, td):
     move = mover(ta, td).move
 
     @inline
-    def rows(node, ith, start, stop):
+    def rows(node, ith, r, stop):
         a, ids, d = node + SRC0, node + SRC1, node + DST
-        n0, n_table = ne(d, 0), ne(a, 1)
+        n0, n1, n2, n_table = ne(d, 0), ne(d, 1), ne(d, 2), ne(a, 1)
+        a_step, ids_step, d_step = nb(a, 1), nb(ids, 0), nb(d, 1)
         scratch = work(node) + ith * SCRATCH_NBYTES
-        for r in range(start, stop):
-            i1, i2, i3 = row_index(d, r)
-            id = ld_i32(addr(ids) + i1 * nb(ids, 0) + i2 * nb(ids, 1) + i3 * nb(ids, 2))
-            if id < 0 or id >= n_table:
-                return fail(node, BAD_INDEX, id)
-            move(row_addr(d, i1, i2, i3), row_addr(a, id, i2, i3), n0, scratch)
+        i1, i2, i3 = row_index(d, r)
+        while r < stop:                                 # a plane, or what is wanted of it
+            table = row_addr(a, 0, i2, i3)
+            at = addr(ids) + i1 * ids_step + i2 * nb(ids, 1) + i3 * nb(ids, 2)
+            to, run = row_addr(d, i1, i2, i3), min(stop - r, n1 - i1)
+            for _ in range(run):
+                id = ld_i32(at)
+                if id < 0 or id >= n_table:
+                    return fail(node, BAD_INDEX, id)
+                move(to, table + id * a_step, n0, scratch)
+                at += ids_step
+                to += d_step
+            r += run
+            i1, i2, i3 = next_plane(i2, i3, n2)
         return OK
-    return over_chunks(rows, chunking=AFFINITY)
+    return over_chunks(rows, chunking=MOVED)
 
 
 def kernel(t, n_threads):
@@ -81,8 +90,9 @@ def cases():
         for n, m, r, batch, view in ((256, 5, 4, (7, 1), True), (64, 5, 4, (2, 3), False), (96, 80, 40, (1, 1), False)):
             yield Case(f"{ty!r} {n} {m} {r} {batch}{' view' * view}", make(ty, n, m, r, batch, view))
     yield Case("F16 tail", make(F16, 77, 9, 5, (1, 1), False))
-    for ty in (F32, F16, Q8_0):                             # rows whose lines are asked for early 
-        yield Case(f"{ty!r} long", make(ty, 2336, 9, 5, (1, 1), False))
+    # rows for the string instruction, with and without lines in step; and those whose lines are asked for early
+    for ty, n in ((F32, 2336), (F32, 1037), (F16, 2336), (Q8_0, 2336)):
+        yield Case(f"{ty!r} long {n}", make(ty, n, 9, 5, (1, 1), False))
 
 
 # ---------------------------------------------------------------- gradient

@@ -10,7 +10,7 @@ from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import BF16, F16, F32, I16, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_addr_mod, row_index
-from ggjit.ops.native.row_loops import over_chunks
+from ggjit.ops.native.row_loops import MOVED, over_chunks
 from ggjit.ops.types.shared.moves import ONE, move_bytes
 
 TYPES = (F32, F16, BF16, I32, I16)
@@ -63,7 +63,7 @@ def _make(size):
                 for i in range(n0):
                     store(pd + i * size, load(pa + i % m0 * a0))
         return OK
-    return over_chunks(rows)
+    return over_chunks(rows, chunking=MOVED)
 
 
 def kernel(t, n_threads):

@@ -16,8 +16,8 @@ from ggjit.ops.core.split import MIRRORED
 from ggjit.ops.core.types import BF16, F16, F32, I32, I64, Q4_0, Q8_0, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32, ld_i64
-from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, row_addr, row_index, work
-from ggjit.ops.native.row_loops import AFFINITY, over_chunks, rows_of_source
+from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, next_plane, row_addr, row_index, work
+from ggjit.ops.native.row_loops import MOVED, over_chunks, rows_of_source
 from ggjit.ops.types.shared.moves import SCRATCH_NBYTES, can_move, mover
 
 VALUES = (F32, F16)
@@ -54,21 +54,28 @@ def _make(tb, td, ids_type):
     move, load_id = mover(tb, td).move, ld_i64 if ids_type is I64 else ld_i32
 
     @inline
-    def rows(node, ith, start, stop):
+    def rows(node, ith, r, stop):
         b, ids, d = node + SRC0, node + SRC1, node + DST
-        n0, n1, n_table, m2, m3 = ne(b, 0), ne(b, 1), ne(d, 1), ne(ids, 1), ne(ids, 2)
+        n0, n1, n2, n_table, m2, m3 = ne(b, 0), ne(b, 1), ne(b, 2), ne(d, 1), ne(ids, 1), ne(ids, 2)
+        b_step, ids_step, d_step = nb(b, 1), nb(ids, 0), nb(d, 1)
         scratch = work(node) + ith * SCRATCH_NBYTES
-        for r in range(start, stop):
-            i1, i2, i3 = row_index(b, r)
-            at = addr(ids) + i1 * nb(ids, 0)
-            if r >= n1:                                 # most tensors have one plane: two divisions are saved
+        i1, i2, i3 = row_index(b, r)
+        while r < stop:                                 # a plane, or what is wanted of it
+            at = addr(ids) + i1 * ids_step
+            if i2 + i3 > 0:                             # most tensors have one plane: two divisions are saved
                 at += i2 % m2 * nb(ids, 1) + i3 % m3 * nb(ids, 2)
-            id = load_id(at)
-            if id < 0 or id >= n_table:
-                return fail(node, BAD_INDEX, id)
-            move(row_addr(d, id, i2, i3), row_addr(b, i1, i2, i3), n0, scratch)
+            to, x, run = row_addr(d, 0, i2, i3), row_addr(b, i1, i2, i3), min(stop - r, n1 - i1)
+            for _ in range(run):
+                id = load_id(at)
+                if id < 0 or id >= n_table:
+                    return fail(node, BAD_INDEX, id)
+                move(to + id * d_step, x, n0, scratch)
+                at += ids_step
+                x += b_step
+            r += run
+            i1, i2, i3 = next_plane(i2, i3, n2)
         return OK
-    return over_chunks(rows, rows_of_source, AFFINITY)
+    return over_chunks(rows, rows_of_source, MOVED)
 
 
 def kernel(t, n_threads):

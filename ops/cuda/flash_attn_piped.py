@@ -9,6 +9,9 @@
     rows     |  s      s      s      s   |  16    p @ |  v     v          KEYS        s, p, o: mma tiles of 16 x 8,
              +------+------+------+------+            +-----+-----+-----              float32, in registers
 
+Heads of 80 and 112 dims are filled up with zeros to steps of 32; beyond LONG_HEAD a tile has FEW_KEYS keys,
+and two warps have the same rows, each a half of the values.
+
 One query of a model with grouped heads so fills rows of a tile that one head alone would leave empty: a key is read
 once for all of them.  q k takes dims in the order of mul_mat_piped.py: eight that lie side by side.  Values lie by keys
 as well; ldmatrix_t turns them.  Keys and values: F16, copied a tile ahead, or blocks of 32, made float16 on their way
@@ -34,7 +37,8 @@ from ggjit.ops.cuda.rows import FLOATS, ONE
 from ggjit.ops.cuda.soft_max import slope_of
 
 KEYS, STAGES = 32, 2
-MAX_HEAD, MAX_WARPS = 128, 1 if SMALL_BLOCKS else 4
+LONG_HEAD, FEW_KEYS = 128, 16   # from the first on tiles have so few keys: shared memory and registers hold no more
+MAX_HEAD, MAX_WARPS = 256, 1 if SMALL_BLOCKS else 4
 MAX_SHARES, ENOUGH_WARPS = 64, 8 if SMALL_BLOCKS else 1024
 K_PAD, V_PAD = 64, 16           # bytes behind a row in shared memory: no two lanes of a load meet in a bank
 ZEROS = (0, 0, 0, 0)
@@ -42,6 +46,11 @@ UNIT = f32(1)
 
 
 # ---------------------------------------------------------------- rows, shares
+def _halves(dv):
+    """Warps that share 16 rows: each adds a half of a long head's values, which one has no registers for."""
+    return 2 if dv > LONG_HEAD else 1
+
+
 def _blocks_of_rows(n_rows, warps):
     return (n_rows + 16 * warps - 1) // (16 * warps)
 
@@ -72,19 +81,21 @@ def place_of(node, row):
 
 
 # ---------------------------------------------------------------- keys and values into shared memory
-def _make_fill(type, d, stride, threads):
-    """fill(to, base, step, first, n_kv): a tile's rows of d values, as float16; zeros behind the last key."""
-    pieces, copies = d // 8, type is F16
+def _make_fill(type, d, padded, stride, threads, keys):
+    """fill(to, base, step, first, n_kv): a tile's rows of d values, as float16; zeros behind them, up to `padded`, and
+    behind the last key."""
+    pieces, of_values, copies = padded // 8, d // 8, type is F16
     raw, words = EIGHTS[type].raw, EIGHTS[type].words
 
     @core.device
     def fill(to, base, step, first, n_kv):
         i = core.thread()
-        while i < KEYS * pieces:
+        while i < keys * pieces:
             key, piece = i // pieces, i % pieces
             at = to + key * stride + 16 * piece
             if copies:
-                core.copy_16(at, base + (first + key) * step + 16 * piece, 16 if first + key < n_kv else 0)
+                core.copy_16(at, base + (first + key) * step + 16 * piece,
+                             16 if first + key < n_kv and piece < of_values else 0)
             elif first + key < n_kv:
                 core.sts_i32x4(at, words(raw(base + (first + key) * step, piece)))
             else:
@@ -126,19 +137,28 @@ def _make_slope(has_mask):
 
 
 def _make_queries(tq, d):
-    """load(qs, q, at): eight values of a row of queries in each step of 32 dims, as float16, to words at, at + 2 ..."""
-    get, size = ONE[tq].get, tq.nbytes
+    """load(qs, q, at): eight values of a row of queries in each step of 32 dims, as float16, to words at, at + 2 ...;
+    zeros behind the last dim."""
+    get, size, steps, whole = ONE[tq].get, tq.nbytes, _padded(d) // 32, d % 32 == 0
 
     @core.device
     def load(qs, q, at):
-        for i in range(d // 32):
+        for i in range(steps):
             for w in range(4):
-                p = q + (32 * i + 8 * (core.thread() & 3) + 2 * w) * size
-                qs[8 * i + 2 * w + at] = core.pack_f16(get(p), get(p + size))
+                dim = 32 * i + 8 * (core.thread() & 3) + 2 * w
+                if whole or dim < d:
+                    qs[8 * i + 2 * w + at] = core.pack_f16(get(q + dim * size), get(q + dim * size + size))
+                else:
+                    qs[8 * i + 2 * w + at] = 0
     return load
 
 
-def _make_scores(d, k_stride):
+def _padded(d):
+    """Dims of queries and keys as they are multiplied: steps of 32."""
+    return -(-d // 32) * 32
+
+
+def _make_scores(d, k_stride, keys):
     """scores(s, qs, node, at): s becomes the scores of a tile; at: this lane's eight of its first key."""
     steps = d // 32
 
@@ -157,16 +177,17 @@ def _make_scores(d, k_stride):
     def scores(s, qs, node, at):
         of_keys(0, s, qs, node, at)
         of_keys(1, s, qs, node, at)
-        of_keys(2, s, qs, node, at)
-        of_keys(3, s, qs, node, at)
+        if keys > FEW_KEYS:
+            of_keys(2, s, qs, node, at)
+            of_keys(3, s, qs, node, at)
     return scores
 
 
-def _make_add_values(v_stride):
+def _make_add_values(v_stride, keys):
     """add(jj, o, p, at): p times the values of 16 dims, to the results; at: this lane's row of matrices."""
     @core.device
     def add(j, o, p, at):
-        for i in range(KEYS // 16):
+        for i in range(keys // 16):
             v0, v1, v2, v3 = core.ldmatrix_t(at + 16 * i * v_stride + 32 * j)
             x, y = 4 * i, 8 * j
             c = core.mma_f16(p[x], p[x + 1], p[x + 2], p[x + 3], v0, v1, o[y], o[y + 1], o[y + 2], o[y + 3])
@@ -177,37 +198,42 @@ def _make_add_values(v_stride):
 
 
 # ---------------------------------------------------------------- results
-def _make_put(dv):
-    """put(node, row, first, o, top, total, n, share): a row's results, times `total`, or its share's record."""
+def _make_put(dv, halves):
+    """put(node, row, first, o, top, total, n, share, half): a row's results, times `total`, or its share's record."""
+    n_eights, n_dims = dv // 8 // halves, dv // halves
+
     @core.device
-    def put(node, row, first, o, top, total, n, share):
+    def put(node, row, first, o, top, total, n, share, half):
         i1, h = place_of(node, row)
         i3, t = core.block_z(), core.thread() & 3
         to, f = views.row_addr(node + views.DST, h, i1, i3), total
         if n > 1:
             to, f = records_of(node, i1, h, i3, n) + 4 * share * (dv + 2), UNIT
-            if t == 0:
+            if t == 0 and half == 0:
                 core.st_f32(to + 4 * dv, top)
                 core.st_f32(to + 4 * dv + 4, total)
-        for i in range(dv // 8):
-            core.st_f32(to + 32 * i + 8 * t, o[4 * i + first] * f)
-            core.st_f32(to + 32 * i + 8 * t + 4, o[4 * i + first + 1] * f)
+        to += 4 * half * n_dims + 8 * t
+        for i in range(n_eights):
+            core.st_f32(to + 32 * i, o[4 * i + first] * f)
+            core.st_f32(to + 32 * i + 4, o[4 * i + first + 1] * f)
     return put
 
 
 # ---------------------------------------------------------------- the kernel
 def _make(types, d, dv, warps, has_mask, has_sinks):
-    tq, tk, tv = types
-    k_stride, v_stride, threads = 2 * d + K_PAD, 2 * dv + V_PAD, 32 * warps
-    v_at, stage_nbytes = KEYS * k_stride, KEYS * (k_stride + v_stride)
-    n_o, n_q, n_s, n_p = dv // 2, d // 4, KEYS // 2, KEYS // 4          # words of a lane
+    (tq, tk, tv), keys, padded = types, KEYS if max(d, dv) <= LONG_HEAD else FEW_KEYS, _padded(d)
+    halves = _halves(dv)
+    k_stride, v_stride, threads = 2 * padded + K_PAD, 2 * dv + V_PAD, 32 * warps * halves
+    v_at, stage_nbytes = keys * k_stride, keys * (k_stride + v_stride)
+    n_o, n_q, n_s, n_p = dv // 2 // halves, padded // 4, keys // 2, keys // 4   # words of a lane
     shared, await_copies = core.shared(STAGES * stage_nbytes), core.copies_but(0)
-    fill_k, fill_v = _make_fill(tk, d, k_stride, threads), _make_fill(tv, dv, v_stride, threads)
+    fill_k, fill_v = (_make_fill(*x, threads, keys) for x in ((tk, d, padded, k_stride), (tv, dv, dv, v_stride)))
     hidden, slope, load_q, scores = _make_hidden(has_mask), _make_slope(has_mask), _make_queries(tq, d), _make_scores(
-        d, k_stride)
+        padded, k_stride, keys)
     factor = make_factor(has_sinks)
-    add_values, put, shares_of = unrolled(dv // 16, _make_add_values(v_stride)), _make_put(dv), \
-        _make_shares_of(warps)
+    add_values, put, shares_of = unrolled(dv // 16 // halves, _make_add_values(v_stride, keys)), _make_put(
+        dv, halves), _make_shares_of(warps)
+    half_nbytes = 2 * dv // halves
 
     @core.device
     def fill(node, to, first):
@@ -227,7 +253,8 @@ def _make(types, d, dv, warps, has_mask, has_sinks):
         n_rows = views.ne(q, 1) * (views.ne(q, 2) // views.ne(node + views.SRC1, 2))
         block, lane = core.block() // n, core.thread() & 31
         share, g, t = core.block() - block * n, lane >> 2, lane & 3
-        row0 = (block * warps + (core.thread() >> 5)) * 16 + g
+        half = (core.thread() >> 5) % halves
+        row0 = (block * warps + (core.thread() >> 5) // halves) * 16 + g
         row1 = row0 + 8
         (i0, h0), (i1, h1) = place_of(node, min(row0, n_rows - 1)), place_of(node, min(row1, n_rows - 1))
         m0, slope0 = mask_of(node, min(row0, n_rows - 1))
@@ -239,16 +266,16 @@ def _make(types, d, dv, warps, has_mask, has_sinks):
         for i in range(n_o):
             o[i] = ZERO
         top0, top1, total0, total1 = LOWEST, LOWEST, ZERO, ZERO
-        n_tiles, base, stage = (n_kv + KEYS - 1) // KEYS, shared(), 0
-        first, end = n_tiles * share // n * KEYS, n_tiles * (share + 1) // n * KEYS
+        n_tiles, base, stage = (n_kv + keys - 1) // keys, shared(), 0
+        first, end = n_tiles * share // n * keys, n_tiles * (share + 1) // n * keys
         fill(node, base, first)
         while first < end:
             await_copies()
             core.sync()
-            if first + KEYS < end:
-                fill(node, base + (1 - stage) * stage_nbytes, first + KEYS)
+            if first + keys < end:
+                fill(node, base + (1 - stage) * stage_nbytes, first + keys)
             seen = LOWEST
-            for j in range(KEYS // 8):
+            for j in range(keys // 8):
                 key, x = first + 8 * j + 2 * t, 4 * j
                 s[x], s[x + 1] = hidden(node, m0, key, slope0), hidden(node, m0, key + 1, slope0)
                 s[x + 2], s[x + 3] = hidden(node, m1, key, slope1), hidden(node, m1, key + 1, slope1)
@@ -257,7 +284,7 @@ def _make(types, d, dv, warps, has_mask, has_sinks):
                 sk = base + stage * stage_nbytes
                 scores(s, qs, node, sk + g * k_stride + 16 * t)
                 high0, high1 = top0, top1
-                for j in range(KEYS // 8):
+                for j in range(keys // 8):
                     x = 4 * j
                     high0, high1 = max(high0, max(s[x], s[x + 1])), max(high1, max(s[x + 2], s[x + 3]))
                 high0, high1 = over_quad_max(high0), over_quad_max(high1)
@@ -265,7 +292,7 @@ def _make(types, d, dv, warps, has_mask, has_sinks):
                 base0, base1 = high0 if high0 > LOWEST else ZERO, high1 if high1 > LOWEST else ZERO
                 shrink0, shrink1 = core.exp(top0 - base0), core.exp(top1 - base1)
                 top0, top1, total0, total1 = high0, high1, total0 * shrink0, total1 * shrink1
-                for j in range(KEYS // 8):
+                for j in range(keys // 8):
                     x = 4 * j
                     e0, e1 = core.exp(s[x] - base0), core.exp(s[x + 1] - base0)
                     e2, e3 = core.exp(s[x + 2] - base1), core.exp(s[x + 3] - base1)
@@ -275,16 +302,16 @@ def _make(types, d, dv, warps, has_mask, has_sinks):
                     x = 4 * i
                     o[x], o[x + 1], o[x + 2], o[x + 3] = (o[x] * shrink0, o[x + 1] * shrink0, o[x + 2] * shrink1,
                                                           o[x + 3] * shrink1)
-                add_values(o, p, sk + v_at + (lane & 15) * v_stride + 16 * (lane >> 4))
-            stage, first = 1 - stage, first + KEYS
+                add_values(o, p, sk + v_at + (lane & 15) * v_stride + 16 * (lane >> 4) + half * half_nbytes)
+            stage, first = 1 - stage, first + keys
         if n > 1:
             total0, total1 = over_quad_sum(total0), over_quad_sum(total1)
         else:
             total0, total1 = factor(node, h0, top0, total0), factor(node, h1, top1, total1)
         if row0 < n_rows:
-            put(node, row0, 0, o, top0, total0, n, share)
+            put(node, row0, 0, o, top0, total0, n, share, half)
         if row1 < n_rows:
-            put(node, row1, 2, o, top1, total1, n, share)
+            put(node, row1, 2, o, top1, total1, n, share, half)
     return kernel
 
 
@@ -294,7 +321,9 @@ def _serves(t):
     d, dv = q.ne[0], v.ne[0]
     if q.type not in FLOATS or not dense(t, q, k, v) or t.op_params[3] == PREC_F32 or min(q.ne) == 0 or k.ne[1] == 0:
         return False
-    if max(d, dv) > MAX_HEAD or d % 32 or dv % 16 or k.ne[2] != v.ne[2] or max(k.ne[2], q.ne[3]) > 65535:
+    if max(d, dv) > MAX_HEAD or d % 16 or dv % (16 * _halves(dv)):
+        return False
+    if k.ne[2] != v.ne[2] or max(k.ne[2], q.ne[3]) > 65535:
         return False
     return all(x.type is F16 and by_16_bytes(x) or x.type in BLOCKS and BLOCKS[x.type].pair is not None for x in (k, v))
 
@@ -311,8 +340,9 @@ def launch(t):
     types, options = (q.type, k.type, v.type), (mask is not None, sinks is not None)
     name = (f"flash_attn_piped_{'_'.join(x.name for x in types)}_{q.ne[0]}_{v.ne[0]}_{warps}{'_mask' * options[0]}"
             f"{'_sinks' * options[1]}")
+    records_nbytes = 4 * q.ne[1] * q.ne[2] * q.ne[3] * n * (v.ne[0] + 2) if n > 1 else 0
     part = Launch(name, lambda: _make(types, q.ne[0], v.ne[0], warps, *options), (blocks * n, k.ne[2], q.ne[3]),
-                  32 * warps, 4 * q.ne[1] * q.ne[2] * q.ne[3] * n * (v.ne[0] + 2) if n > 1 else 0, max_nmse=MAX_NMSE)
+                  32 * warps * _halves(v.ne[0]), records_nbytes, max_nmse=MAX_NMSE)
     if n == 1:
         return part
     return part, Launch(f"flash_attn_piped_merge_{warps}{'_sinks' * options[1]}",

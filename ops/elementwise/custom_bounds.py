@@ -141,7 +141,7 @@ class _ReadValues:
         """Is it, on one way at least, a list, a tuple or an array that this function or one it calls has made?"""
         from numba.core import ir
         return any(isinstance(made, ir.Expr) and (made.op.startswith("build_") or made.op == "call" and (
-            _is_jitted(self._called(made)) or getattr(self._called(made), "__module__", "").startswith("numpy")))
+            _is_jitted(self._called(made)) or str(getattr(self._called(made), "__module__", "")).startswith("numpy")))
             for made in self.definitions.get(name, ()))
 
     def _memory_of(self, name, found):

@@ -4,10 +4,11 @@
     [rms_norm -> mul ->] mul_mat -> add                 d = W x + b: a bias, or what flows past the layer
     [rms_norm -> mul ->] mul_mat, mul_mat -> glu        d[r] = act(sum_k gate[r][k] x[k]) (sum_k up[r][k] x[k])
 
-Every thread computes the norm and prepares the column for itself, so none waits for another.  Then threads take rows,
-and each finishes its own while they are in the first-level cache.  Norms, tiles and activations are those of the single
-kernels, with the values in memory in between, so the bytes are the same.  What it is worth:
-benchmarks/results/fusion.md; how often threads meet: benchmarks/results/core-traffic.md.
+Every thread computes the norm and prepares the column for itself, so none waits for another.  Meanwhile the first of
+its weights are on the way.  Then threads take rows, each its own stretch first, which is one stream of memory, and
+finish them while they are in the first-level cache.  Norms, tiles and activations are those of the single kernels, with
+the values in memory in between, so the bytes are the same.  What it is worth: benchmarks/results/fusion.md; how often
+threads meet: benchmarks/results/core-traffic.md.
 
 A plan of one thread has no waits to save: it computes a norm once for all products that read it, and only gated units
 are one kernel.
@@ -27,9 +28,13 @@ from ggjit.ops.elementwise.glu import make_row
 from ggjit.ops.fused.rows import VIEW_NBYTES, chain, row_nbytes, run_of
 from ggjit.ops.matmul import mul_mat
 from ggjit.ops.native.jit import inline
-from ggjit.ops.native.node import DST, SRC0, addr, ne, next_rows, param_f32, param_i32, work
+from ggjit.ops.native.lanes import prefetch
+from ggjit.ops.native.node import DST, LINE, SRC0, addr, nb, ne, param_f32, param_i32, work
+from ggjit.ops.native.row_affinity import affinity_next, countable, own_first
 from ggjit.ops.native.simd import splat
 from ggjit.ops.types.shared.rows import pair_row
+
+START_NBYTES = 4 << 10          # of weights, about as many as a core waits for at once
 
 
 class After(NamedTuple):
@@ -135,9 +140,20 @@ def _make(steps, column, after, first, n_matrices):
     finish, normed = after.make(rows, first), chain(steps) if steps else None
     has_steps, prepares, run, matrix = bool(steps), prepare is not None, column.run, SRC0 + VIEW_NBYTES * first
 
+    @inline
+    def ask(a, row):
+        """Ask for the first weights of matrices, from a row on."""
+        for i in range(n_matrices):
+            view = a + VIEW_NBYTES * i
+            at = addr(view) + row * nb(view, 1)
+            for line in range(at, at + START_NBYTES, LINE):
+                prefetch(line)
+
     def kernel(node, ith, nth, sync):
         a, y, out = node + matrix, addr(node + SRC0), work(node) + ith * param_i32(node, 1)
         k, m, own = ne(a, 0), ne(a, 1), out + 4 * run
+        chunk = countable(chunk_of(a, nth, n_matrices), m)
+        ask(a, own_first(ith, nth, chunk, m))
         if has_steps:
             normed(node, own, y, 0, 0, 0, k, param_f32(node, 0), own)
             y = own
@@ -145,9 +161,8 @@ def _make(steps, column, after, first, n_matrices):
         if prepares:
             prepare(y, own, k)
             y = own
-        chunk = chunk_of(a, nth, n_matrices)
         while True:
-            start = next_rows(node, ith, nth, sync, chunk, m)
+            start = affinity_next(node, ith, nth, sync, chunk, m)
             if start >= m:
                 return OK
             stop = min(m, start + chunk)

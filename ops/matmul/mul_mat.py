@@ -6,7 +6,7 @@ F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0); sums are float32.
 
 Three families of kernels, chosen by the number of columns n:
 
-    n <= 3 ... 16    rows of a as they lie times a few columns (mul_mat_dot); n = 1 has its own tile
+    n <= 3 ... 48    rows of a as they lie times a few columns (mul_mat_dot); n = 1 has its own tile
     more             packed panels and register tiles (mul_mat_tile); a few rows of a: mul_mat_short
 
 A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast transform instead (hadamard).
@@ -41,6 +41,7 @@ MAX_DOT_COLUMNS = {"avx512": 12, "avx2": 8, "neon": 8, "generic": 16}[isa.ISA]  
 MAX_DOT_COLUMNS_IN_PLACE = {"avx512": 6, "avx2": 6, "neon": 6, "generic": 16}[isa.ISA]     # of float32
 MAX_DOT_COLUMNS_UNPACKED = 12 if isa.ISA == "avx2" else 8       # of quantised types whose tile is the float one
 APART_COLUMNS = 4                       # columns of a tile that gives each column the bits it gets alone
+LONG_ROW = 512                          # elements; sums of lanes take a small part of a dot of so many
 L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
 CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
 SHARED_PANEL_NBYTES = 4 << 20
@@ -188,8 +189,10 @@ def dot_shape(type, k, m, n, exact=False):
         return DotShape(1, 2, min(4, 2 * dot.unroll)) if rows == 1 else DotShape(rows, 2, 1)
     wide = isa.ISA == "avx512"
     most = 8 if wide and not type.quantized else 4              # columns of a tile: 4 would convert rows of F16 twice
-    cols = -(-n // -(-n // most))                               # of equal parts: 9 columns are 5 + 4, not 8 + 1
-    return DotShape(min(dot.rows, min(4, 24 // cols) if wide else {2: 4, 3: 3, 4: 2}[cols]), cols, 1)
+    cols = -(-n // -(-n // most))                               # of equal parts: 10 columns are 5 + 5, not 8 + 2
+    if most == 8 and n == 9:
+        cols = n                                                # 27 sums, three rows and a column are 31 registers
+    return DotShape(min(dot.rows, min(4, 27 // cols) if wide else {2: 4, 3: 3, 4: 2}[cols]), cols, 1)
 
 
 def _dot_kernel(t, n_threads):
@@ -246,9 +249,13 @@ def kernel(t, n_threads):
         return None
     if t.op_params[1] == HINT_SRC0_IS_HADAMARD:
         return Kernel("mul_mat-hadamard", hadamard.make_kernel, cost=float(np.prod(b.ne)))
-    if choices.are_apart() or b.ne[1] <= max_dot_columns(a.type, exact_columns(t)):
+    exact = exact_columns(t)
+    if choices.are_apart() or b.ne[1] <= max_dot_columns(a.type, exact):
         return _dot_kernel(t, n_threads)
-    return _short_kernel(t) if mul_mat_short.fits(a, b) else _tile_kernel(t, n_threads)
+    if mul_mat_short.fits(a, b):
+        return _short_kernel(t)
+    by_dots = not exact and a.ne[0] >= LONG_ROW and b.ne[1] <= choices.dot_columns(a.type)
+    return (_dot_kernel if by_dots else _tile_kernel)(t, n_threads)
 
 
 # ---------------------------------------------------------------- cases

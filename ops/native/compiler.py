@@ -54,6 +54,7 @@ from ggjit.ops.native import isa
 # vectors would have a length that no level knows, and LLVM ends the process that brings them into a kernel.
 if isa.ARM64:
     llvm.set_option("ggjit", "-scalable-vectorization=off")
+llvm.initialize_native_asmparser()          # instructions that kernels name
 
 
 def _link(module, library):

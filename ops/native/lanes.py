@@ -7,6 +7,7 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 from numba.core import cgutils
 
+from ggjit.ops.native.jit import ir_function
 from ggjit.ops.native.mem import IR_F16, IR_F32, IR_I32, IR_I64, call_intrinsic, pointer
 from ggjit.ops.native.simd import const_ir, load_ir, shuffle_ir, splat_ir, vec_ir
 
@@ -101,6 +102,12 @@ def prefetch_ir(b, addr, locality=2):
     """Ask for the cache line at addr, in the second-level cache (locality 2) or the first (3); any address will do."""
     call_intrinsic(b, "llvm.prefetch.p0", ir.VoidType(),
                    [pointer(b, addr, ir.IntType(8)), i32(0), i32(locality), i32(1)])
+
+
+@ir_function
+def prefetch(b, addr):
+    """Ask for the cache line at addr, in the second-level cache; any address will do."""
+    prefetch_ir(b, addr)
 
 
 def load_half_ir(b, addr):

@@ -96,6 +96,12 @@ def row_index(view, r):
 
 
 @inline
+def next_plane(i2, i3, n2):
+    """(i1, i2, i3) of the first row of the plane after plane (i2, i3)."""
+    return (0, i2 + 1, i3) if i2 + 1 < n2 else (0, 0, i3 + 1)
+
+
+@inline
 def row_addr(view, i1, i2, i3):
     """Address of row (i1, i2, i3)."""
     return addr(view) + i1 * nb(view, 1) + i2 * nb(view, 2) + i3 * nb(view, 3)

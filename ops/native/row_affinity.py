@@ -53,10 +53,30 @@ def affinity_chunk(n, nth):
     return max(1, (n + parts - 1) // parts)
 
 
+@inline
+def countable(chunk, n):
+    """`chunk`, or so many times it that n rows have no more chunks than a word has bits."""
+    return chunk * max(1, (n + BITS * chunk - 1) // (BITS * chunk))
+
+
+@inline
+def _each(nth, chunk, n):
+    """Chunks of a thread's own stretch."""
+    return ((n + chunk - 1) // chunk + nth - 1) // nth
+
+
+@inline
+def own_first(ith, nth, chunk, n):
+    """First row of thread ith's own stretch; n or more where it has none."""
+    return 0 if nth == 1 or nth > BITS else ith * _each(nth, chunk, n) * chunk
+
+
 @exact
 def _next(node, ith, nth, sync, chunk, n):
     word, total = node + CHUNK, (n + chunk - 1) // chunk    # at most BITS chunks
-    k = (total + nth - 1) // nth                            # chunks of each thread
+    k = _each(nth, chunk, n)
+    if ith * k >= total:                                    # it has none: those that have some help each other
+        return n
     own = ((1 << k) - 1) << ith * k
     while True:
         taken = load_acquire(word)

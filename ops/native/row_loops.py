@@ -33,6 +33,7 @@ from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 I32_MAX = 2 ** 31 - 1
 SHORT_CHUNK = 512               # elements: takes about ten times as long as asking for a chunk
 FEW_ROWS = 16  # up to so many short rows a thread does not poll signals, since it is done before polling is due
+FEW_ELEMENTS = 1 << 14          # the same for elements, where they are only moved
 PIECE = 1024                    # elements; a multiple of every vector length
 PART = 1 << 16                  # elements of the result between two looks at the abort word, at first
 PART_CYCLES = 1 << 21           # the time to which parts grow or shrink: about a millisecond
@@ -71,8 +72,15 @@ def _affinity(node, n, nth):
     return n if _few(node, n, nth) else affinity_chunk(n, nth)
 
 
+@inline
+def _moved(node, n, nth):
+    few = nth == 1 and n * max(ne(node + DST, 0), ne(node + SRC0, 0)) <= FEW_ELEMENTS
+    return n if few else _affinity(node, n, nth)
+
+
 SINGLE = Chunking(_one, next_rows)                          # row by row to the thread that asks first: much work
 AFFINITY = Chunking(_affinity, affinity_next)               # to the same thread in every run (row_affinity.py)
+MOVED = Chunking(_moved, affinity_next)                     # the same; rows are moved, and short ones take no time
 SHORT_ROWS = Chunking(_short, affinity_next)                # the same, chunks of at least SHORT_CHUNK elements
 
 
@@ -132,7 +140,10 @@ def over_chunks(rows, count=rows_of_result, chunking=AFFINITY, phase=0, written=
 
     def kernel(node, ith, nth, sync):
         n = count(node)
-        chunk, part = length(node, n, nth), PART // max(ne(node + DST, 0), 1) + 1
+        chunk = length(node, n, nth)
+        if nth == 1 and 0 < n <= chunk and n * ne(node + DST, 0) <= PART:
+            return rows(node, ith, 0, n)        # without the counter, which takes longer than a short row
+        part = PART // max(ne(node + DST, 0), 1) + 1
         if by_row:                              # chunks end where cache lines of the result end
             chunk = chunk_of_lines(chunk, written(node), n, nth, (ne(node + DST, 0) + ne(node + SRC0, 0)) // 16)
         while True:

@@ -193,12 +193,23 @@ def make_half_load(n):
     return load
 
 
+def half_ir(b, v):
+    """float32 lanes -> float16 bit patterns as i16 lanes, nearest even.
+
+    On x86 they are complete in a register before they are stored: the conversion that stores is slow on AMD's
+    processors (docs/measured.md, "Choices in the kernels").
+    """
+    n = v.type.count
+    h = b.bitcast(b.fptrunc(v, vec_ir("f16", n)), vec_ir("i16", n))
+    return b.asm(ir.FunctionType(h.type, [h.type]), "", "=v,0", [h], False) if isa.X86_LEVEL else h
+
+
 def make_half_store(n):
     """n float32 lanes -> float16 in memory, nearest even."""
     @intrinsic
     def store(typingctx, addr, v):
         def codegen(context, b, sig, args):
-            store_ir(b, b.fptrunc(args[1], vec_ir("f16", n)), args[0])
+            store_ir(b, half_ir(b, args[1]), args[0])
             return context.get_dummy_value()
         return types.void(types.int64, V("f32", n)), codegen
     return store

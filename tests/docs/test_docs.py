@@ -44,7 +44,7 @@ def anchors(path):
 
 
 WITH_CODE = [p for p in PAGES if blocks(p)]
-N_PROCESSES = 4                 # starting one takes as long as the blocks of a page
+N_PROCESSES = 2                 # starting one takes as long as the blocks of a page
 
 
 @pytest.mark.parametrize("pages", [WITH_CODE[i::N_PROCESSES] for i in range(N_PROCESSES)],

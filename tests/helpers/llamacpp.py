@@ -17,7 +17,7 @@ from ggjit.models import load_model
 path, n_vocab = sys.argv[1:]
 ids = np.random.default_rng(3).integers(0, int(n_vocab), 40).tolist()
 nmse = []
-with Worker("peer") as peer, load_model(path, n_threads=1, n_ctx=64) as m:
+with Worker("engines.peer") as peer, load_model(path, n_threads=1, n_ctx=64) as m:
     peer.ask("load", path, n_threads=1, n_ctx=64)
     ours = m.logits(ids).astype(float)
     for n in (1, 7, 40):
@@ -55,7 +55,7 @@ def nmse_of_logits(path, n_vocab):
 
 def loads(path):
     """Does llama.cpp load that model?"""
-    code = ("import sys\nfrom benchmarks.worker import Worker\nwith Worker('peer') as peer:\n"
+    code = ("import sys\nfrom benchmarks.worker import Worker\nwith Worker('engines.peer') as peer:\n"
             "    try:\n        peer.ask('load', sys.argv[1], n_threads=1, n_ctx=64)\n    except Exception:\n"
             "        print('refused')\n    else:\n        print('loaded')")
     r = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, text=True, capture_output=True, timeout=600)

@@ -389,10 +389,13 @@ def test_results_are_reached_as_arrays(model):
     np.testing.assert_array_equal(maps[0, 1], maps.weights[0][1])
     for wrong, said in ((lambda: maps[99], "layer 99 has no attention weights; those that do: 0, 1"),
                         (lambda: maps[:2], "layer slice.* has no attention weights"),
+                        (lambda: maps[0, 99], r"maps\[0, 99\]: indices behind the layer .* array of shape"),
                         (lambda: states[99], r"HiddenStates\[99\]: .* array of shape"),
                         (lambda: states["l_out"], "'l_out'")):
         with pytest.raises(gg.IndexRangeError, match=said):
             wrong()
+    with pytest.raises(gg.ParamError, match=r"plot: layer \[0\] has no attention weights"):
+        maps._chosen([0], 0)
     with pytest.raises(AttributeError, match="no attribute 'value'; it has .*norms, plot.*did you mean values"):
         getattr(states, "value")  # noqa: B009
 

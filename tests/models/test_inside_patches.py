@@ -168,6 +168,16 @@ def test_a_patch_that_no_block_uses_says_so(model):
         model.logits(IDS)
 
 
+def test_one_patch_inside_itself_ends_with_its_outer_block(model):
+    patch, before = model.patch({"blk.0.l_out": 0}), model.logits(IDS)
+    with patch:
+        zero = model.logits(IDS)
+        with patch:
+            assert np.array_equal(model.logits(IDS), zero)
+        assert np.array_equal(model.logits(IDS), zero) and not np.array_equal(zero, before)
+    assert np.array_equal(model.logits(IDS), before)
+
+
 def test_integers_stay_integers(tmp_path):
     arch_files.write(shared("tools"), "qwen3moe", tmp_path / "m.gguf")
     with load_model(tmp_path / "m.gguf", n_threads=1, n_ctx=64, reserve=False) as m:

@@ -133,7 +133,7 @@ from benchmarks.worker import Worker
 from ggjit.models import load_model
 model, adapter, *ids = sys.argv[1:]
 ids, lora = list(map(int, ids)), [[adapter, 0.5]]
-with Worker("peer") as peer, load_model(model, n_threads=1, lora=lora) as m:
+with Worker("engines.peer") as peer, load_model(model, n_threads=1, lora=lora) as m:
     peer.ask("load", model, n_threads=1, n_ctx=64, lora=lora)
     theirs, ours = np.array(peer.ask("logits", ids)), m.logits(ids)[-1].astype(float)
 print(json.dumps(((ours - theirs) ** 2).sum() / (theirs ** 2).sum()))

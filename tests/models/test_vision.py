@@ -300,6 +300,7 @@ def test_memory_of_windows_grows_with_the_patches(tmp_path):
     small_one, large = (model_peak(text, 512, vision=vision, image=(side, side)).kinds for side in (128, 512))
     for kind in ("picture inputs", "picture compute"):
         assert large[kind] <= 16.5 * small_one[kind]
+    assert large["kernel work"] > model_peak(text, 512).kinds["kernel work"], "kernels of the vision part need more"
 
 
 def test_what_does_not_belong_together(small, tmp_path):

@@ -15,13 +15,7 @@ from ggjit.ops.elementwise.custom_bounds import indexes_by_values
 N = 64
 
 
-CPUS = [gg.init_backend("CPU", n_threads=n) for n in (1, 2)]
-
-
-@pytest.fixture(params=CPUS, ids=["1", "2"])
-def cpu(request):
-    """For tests whose functions are new in each run.  The others compile one for both."""
-    return request.param
+CPUS = [gg.init_backend("CPU", n_threads=n) for n in (1, 2)]        # a function is compiled once for both
 
 
 def tensor(n=N):
@@ -66,12 +60,12 @@ def test_sources_are_not_written():
 
 
 @pytest.mark.parametrize("jitted", [True, False])
-def test_what_is_left_unwritten_is_told_and_is_nan_in_every_run(cpu, jitted):
+def test_what_is_left_unwritten_is_told_and_is_nan_in_every_run(jitted):
     def half(dst, a, ith, nth):
         dst[ith:2:nth] = a[ith:2:nth]
     f, x = njit(half) if jitted else half, tensor()
     with pytest.warns(gg.GgjitWarning, match=r"half leaves 128 of 256 values .* first at \[2, 0\]") as told:
-        for _ in range(4):
+        for cpu in (*CPUS, *CPUS, *CPUS):
             y = gg.compute(gg.map_custom1(x, f), backend=cpu)
             np.testing.assert_array_equal(y[:2], x.numpy()[:2])
             assert np.isnan(y[2:]).all()
@@ -339,13 +333,16 @@ def test_float16_is_refused_with_a_remedy():
         gg.compute(gg.map_custom1(gg.tensor(np.ones((4, 64), np.float16)), same))
 
 
-def test_a_switch(cpu, monkeypatch):
+def test_a_switch(monkeypatch):
+    @njit
     def nothing(dst, a, ith, nth):
         pass
     monkeypatch.setenv("GGJIT_CUSTOM", "unchecked")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gg.compute(gg.map_custom1(tensor(), njit(nothing)), backend=cpu)
+        for cpu in CPUS:
+            gg.compute(gg.map_custom1(tensor(), nothing), backend=cpu)
     monkeypatch.setenv("GGJIT_CUSTOM", "perhaps")
-    with pytest.raises(gg.ParamError, match="checked or unchecked"):
-        gg.compute(gg.map_custom1(tensor(), njit(nothing)), backend=cpu)
+    for cpu in CPUS:
+        with pytest.raises(gg.ParamError, match="checked or unchecked"):
+            gg.compute(gg.map_custom1(tensor(), nothing), backend=cpu)

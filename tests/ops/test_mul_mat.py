@@ -20,6 +20,7 @@ from ggjit.ops.core.errors import ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Inputs
 from ggjit.ops.core.traits import traits_of
+from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.mul_mat import cases, kernel, reference
 from ggjit.ops.matmul.mul_mat_tile import make_panels, panels_nbytes
 from ggjit.ops.matmul.tile import MB, NL
@@ -182,6 +183,20 @@ def test_many_columns(type, n):
     y = product(type, a, b)
     exact = rounded(type, b).astype(np.float64) @ a.astype(np.float64).T
     assert np.mean((y - exact) ** 2) <= 1e-12 * np.mean(exact ** 2)
+
+
+@pytest.mark.skipif(isa.ISA != "avx512", reason="the rule is of AVX-512")
+def test_long_rows_are_dots_where_the_rule_of_a_processor_says_so(monkeypatch):
+    """One tile of nine columns, then several tiles; short rows, and columns that are not rounded, as elsewhere."""
+    monkeypatch.setattr(choices, "RULE", choices.ZEN5)
+    for k, n, tile in ((512, 9, "-dot-f16-f32-3x9x1"), (512, 23, "-dot-f16-f32-3x8x1"), (511, 23, "-tile-f16-")):
+        a, b = weights(gg.F16, random(1, 19, k)), random(2, n, k)
+        ctx = gg.Context()
+        y = gg.mul_mat(gg.from_numpy(ctx, a, type=gg.F16), gg.from_numpy(ctx, b))
+        assert tile in kernel(y, 1).name
+        assert ("-exact-tile-" in kernel(gg.mul_mat_set_prec(y, 10), 1).name) == (n == 23)
+        exact = rounded(gg.F16, b).astype(np.float64) @ a.astype(np.float64).T
+        assert nmse(gg.compute(y), exact) < 1e-12
 
 
 @pytest.mark.parametrize("type", [gg.F32, gg.Q4_0], ids=repr)

@@ -4,7 +4,7 @@ import pytest
 
 from ggjit.ops.native.jit import native
 from ggjit.ops.native.node import CHUNK, S_ABORT, S_DEADLINE
-from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
+from ggjit.ops.native.row_affinity import BITS, affinity_chunk, affinity_next, countable, own_first
 from ggjit.ops.native.simd import B
 from ggjit.ops.types.shared.moves import AHEAD, FAR, LONG, SHORT, move_bytes
 
@@ -17,6 +17,16 @@ def chunk_of(n, nth):
 @native("i64(i64, i64, i64, i64, i64, i64)")
 def take(node, ith, nth, sync, chunk, n):
     return affinity_next(node, ith, nth, sync, chunk, n)
+
+
+@native("i64(i64, i64, i64, i64)")
+def first_of(ith, nth, chunk, n):
+    return own_first(ith, nth, chunk, n)
+
+
+@native("i64(i64, i64)")
+def counted(chunk, n):
+    return countable(chunk, n)
 
 
 @native("i64(i64, i64, i64)")
@@ -53,6 +63,18 @@ def test_every_row_once(nth):
         assert sorted(taken) == list(range(n)), (n, nth)
 
 
+@pytest.mark.parametrize("nth", [1, 2, 3, 8, 64])
+def test_a_thread_begins_where_its_own_rows_begin(nth):
+    for n in (1, nth, 64, 65, 999, 5632):
+        for chunk in (1, 16, 64, 1000):
+            for ith in range(nth):
+                rows = Rows(n, nth)
+                rows.chunk = counted(chunk, n)
+                assert rows.chunk % chunk == 0 and (rows.chunk == chunk or n > BITS * chunk)
+                first = first_of(ith, nth, rows.chunk, n)
+                assert first >= n or rows.take(ith).start == first
+
+
 @pytest.mark.parametrize("nth", [2, 3, 8, 64])
 def test_equally_fast_threads_keep_their_rows(nth):
     n = 16 * nth
@@ -69,6 +91,12 @@ def test_who_is_done_helps_from_the_end():
     assert mine == list(range(80))
     assert rows.take(0) == range(150, 160)
     assert rows.take(1) == range(80, 90)
+
+
+def test_a_thread_without_rows_of_its_own_takes_none():
+    rows = Rows(12, 8)
+    rows.chunk = 2                              # six chunks
+    assert not rows.take(7) and not rows.take(6) and rows.take(5) == range(10, 12)
 
 
 def test_nothing_is_handed_out_after_an_abort():

@@ -87,7 +87,7 @@ def test_the_comparison_with_numpy_alone(run, tmp_path, monkeypatch):
     """The one command, tiny: numpy is always there; the other peers are missing, and are named."""
     for name in ("GGML_LIB_DIR", "IK_LIB_DIR"):
         monkeypatch.delenv(name, raising=False)
-    done = run({"wheel": ("peer", str(tmp_path)), "numpy": ("arrays", "numpy")})
+    done = run({"wheel": ("engines.peer", str(tmp_path)), "numpy": ("engines.arrays", "numpy")})
     rows = [r for section in done.rows.values() for r in section]
     assert [r.key for r in done.rows["models"]] == ["tiny-tg", "tiny-pp"]
     assert all(10 < r.ours.median < 1e6 and r.passed is None and r.against == "-" for r in done.rows["models"])
@@ -105,7 +105,7 @@ def test_the_comparison_with_numpy_alone(run, tmp_path, monkeypatch):
 
 def test_products_of_blocks_are_read_as_other_engines_take_them(bench, tmp_path):
     """Codes, zero point and scales give the weights; copies are the same rows, turned."""
-    blocks, x = bench("blocks"), np.arange(128, dtype=np.float32).reshape(2, 64)
+    blocks, x = bench("engines.blocks"), np.arange(128, dtype=np.float32).reshape(2, 64)
     for type, bits in ((gg.Q4_0, 4), (gg.Q8_0, 8)):
         weights = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
         raw = gg.quantize(type, weights)
@@ -157,7 +157,7 @@ def test_a_run_that_was_stopped_replaces_no_results(bench, monkeypatch, tmp_path
 
 
 def test_a_peer_that_dies_is_missing_from_then_on(bench, monkeypatch):
-    monkeypatch.setattr(bench("compare"), "NAMES", {"numpy": ("arrays", "numpy")})
+    monkeypatch.setattr(bench("compare"), "NAMES", {"numpy": ("engines.arrays", "numpy")})
     run = bench("peers").Run(bench("peers").arguments(["--quick", "--rounds", "1"]), lambda line: None)
     work = bench("catalogue").GRAPHS["mul_mat-f32-384x1536-n64"]
     with bench("compare").Engines(1, only=["numpy"]) as engines:
@@ -171,7 +171,7 @@ def test_a_peer_that_dies_is_missing_from_then_on(bench, monkeypatch):
 @pytest.mark.peer
 def test_the_comparison_with_the_real_ggml(run, need):
     need("xllamacpp", "llama.cpp is the peer")
-    done = run({"wheel": ("peer",)}, "--peers", "wheel")
+    done = run({"wheel": ("engines.peer",)}, "--peers", "wheel")
     rows = [r for section in ("models", "graphs") for r in done.rows[section] if r.key != "mul_mat-f32-384x1536-n64"]
     assert [r.against for r in rows] == ["wheel"] * 4 and all(r.passed is (r.ratio >= 1.0) for r in rows)
 
@@ -249,11 +249,11 @@ def test_near_the_bandwidth_97_percent_pass_after_seven_rounds(bench):
 
 
 def test_a_peer_that_is_not_installed_is_missing(bench, monkeypatch):
-    peer = bench("peer")
+    peer = bench("engines.peer")
     monkeypatch.setattr(peer, "PACKAGE", "no_such_package")
     with pytest.raises(bench("worker").Missing, match="pip install no_such_package"):
         peer.Engine()
-    ort = bench("ort")
+    ort = bench("engines.ort")
     monkeypatch.setattr(ort, "onnxruntime", None)
     with pytest.raises(bench("worker").Missing, match="pip install onnxruntime"):
         ort.Engine()
@@ -261,7 +261,7 @@ def test_a_peer_that_is_not_installed_is_missing(bench, monkeypatch):
 
 def test_an_engine_that_fails_says_so_and_stays(bench, tmp_path):
     worker = bench("worker")
-    with worker.Worker("ours") as w:
+    with worker.Worker("engines.ours") as w:
         assert w.about["name"] == "ggjit"
         with pytest.raises(worker.EngineError, match="BadFile"):
             w.ask("load", tmp_path / "none.gguf", n_threads=1)
@@ -271,7 +271,7 @@ def test_an_engine_that_fails_says_so_and_stays(bench, tmp_path):
         assert w.ask("metadata", broken, reps=1)[0] > 0
         assert w.cpu_seconds() > 0
     with pytest.raises(worker.EngineError, match="ModuleNotFoundError"):
-        worker.Worker("no_such_engine")
+        worker.Worker("engines.no_such_engine")
 
 
 def test_profile_accounts_for_the_whole_plan(bench, tiny):
@@ -356,15 +356,30 @@ def test_all_cores_are_compared_with_one_and_with_two_processes(bench, tmp_path,
     """Speeds are invented; the program beside is a script that answers as llama-bench does."""
     cores, pinned = bench("cores"), []
 
-    class Ours(contextlib.nullcontext):
-        workers = dict.fromkeys(("one", "two"), types.SimpleNamespace(ask=lambda *args: None))
+    class IkWorker:
+        closed = []
 
+        def __init__(self, engine, folder, OMP_NUM_THREADS):
+            assert (engine, folder) == ("engines.ik", "some folder")
+            self.n_threads = int(OMP_NUM_THREADS)
+
+        def ask(self, method, *args, **kw):
+            assert method != "load" or kw["n_threads"] == self.n_threads
+            return 1 / self.n_threads
+
+        def close(self):
+            self.closed.append(self.n_threads)
+
+    class Ours(contextlib.nullcontext):
         def __enter__(self):
             return self
 
-        def load(self, path):
-            assert path == "some.gguf"
+        def load(self, network, path):
+            assert network.name in path
             return 1e6
+
+        def settle(self, name):
+            assert name in ("one", "two")
 
         def pin(self, pinned_=True):
             pinned.append(pinned_)
@@ -373,19 +388,33 @@ def test_all_cores_are_compared_with_one_and_with_two_processes(bench, tmp_path,
             return {"one": 100.0, "pair": 200.0, "two": 180.0}[name]
     program = tmp_path / "llama-bench"
     program.write_text(f"#!{sys.executable}\n" + "import json, sys\n"
-                       "t = int(sys.argv[sys.argv.index('-t') + 1])\n"
-                       "print(json.dumps([dict(n_prompt=p, n_gen=g, avg_ts=50.0 * t) for p, g in"
-                       " ((128, 0), (512, 0), (0, 64))]))\n")
+                       "said = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+                       "sizes = [(int(p), 0) for p in said['-p'].split(',')] + [(0, int(n)) for n in [said['-n']]]\n"
+                       "print(json.dumps([dict(n_prompt=p, n_gen=g, avg_ts=50.0 * int(said['-t']) + int(said['-embd']))"
+                       " for p, g in sizes if p or g]))\n")
     program.chmod(0o755)
     monkeypatch.setattr(cores, "Ours", Ours)
     monkeypatch.setattr(cores, "read_bandwidth", lambda n_threads: 1e9 * n_threads)
-    monkeypatch.setattr(cores, "NETWORKS", (cores.Network("tiny", lambda: "some.gguf"),))
+    monkeypatch.setattr(cores, "NETWORKS", (cores.Network("tiny", lambda: "tiny.gguf"),
+                                            cores.Network("text", lambda: "text.gguf", cores.ENCODER)))
+    monkeypatch.setattr(cores, "Worker", IkWorker)
+    monkeypatch.setenv("IK_LIB_DIR", "some folder")
     cores.main(["--llama-bench", str(program), "--rounds", "1"])
     said = capsys.readouterr().out
-    assert "| tiny, decode | 100 | 180 | 200 | 0.90 | 50 | 100 | 2.00 | 1.80 |" in said
+    assert "| tiny, decode | 100 | 180 | 200 | 0.90 | 50 | 100 | 2.00 | 1.80 | 64 | 128 | 1.56 | 1.41 |" in said
     assert said.count("| tiny, prompt") == 4 and "| tiny, decode, 2 | 100 | 180 | 1.80 |" in said
-    assert "| tiny | 1 | 0.10 | 1.00 | 0.10 | 0.18 | 2.00 | 0.09 |" in said
-    assert pinned == [True, False, True]
+    assert "| text, text of 128 | 100 | 180 | 200 | 0.90 | 51 | 101 | 1.96 | 1.78 |  |  |  |  |" in said
+    assert "| tiny | 1 | 0.10 | 1.00 | 0.10 | 0.18 | 2.00 | 0.09 |" in said and "| text | " not in said
+    assert pinned == [True, False, True] * 2 and IkWorker.closed == [1, 2]
+
+
+def test_a_copied_model_is_another_file(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv("GGJIT_CACHE_DIR", str(tmp_path))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    with bench("cores").copied(path) as copy:
+        assert copy.read_bytes() == b"weights" and not copy.samefile(path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_tiles_with_other_bytes_are_marked(bench):

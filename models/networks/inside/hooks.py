@@ -95,7 +95,9 @@ class Hooks:
         self._gather()
 
     def remove(self, session):
-        self.sessions = [s for s in self.sessions if s is not session]
+        """End one use of it: the same patch may be in effect around this one, too."""
+        last = max((k for k, s in enumerate(self.sessions) if s is session), default=-1)
+        self.sessions = [s for k, s in enumerate(self.sessions) if k != last]
         self._gather()
 
     def _gather(self):

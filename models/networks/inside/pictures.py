@@ -116,7 +116,12 @@ class AttentionMaps(PlotRepr):
         """(n_head, n_tokens, n_tokens) of a layer; a negative one counts from the last layer that has attention.
         maps[3, 0] is maps[3][0]."""
         if isinstance(layer, tuple) and layer:
-            return self[layer[0]][layer[1:]]
+            maps = self[layer[0]]
+            try:
+                return maps[layer[1:]]
+            except IndexError:
+                raise IndexRangeError(f"maps[{', '.join(map(repr, layer))}]: indices behind the layer are those of an "
+                                      f"array of shape {maps.shape}") from None
         if is_whole(layer, -len(self.weights), -1):
             return [*self.weights.values()][layer]
         if not is_whole(layer) or layer not in self.weights:
@@ -133,7 +138,7 @@ class AttentionMaps(PlotRepr):
                 raise ParamError(f"plot: head {head!r} of which layer?  plot(layer={next(iter(self.weights))}, "
                                  f"head={head!r})")
             return {str(i): a.mean(0) for i, a in self.weights.items()}, "attention of each layer, mean of its heads"
-        if layer not in self.weights:
+        if not is_whole(layer) or layer not in self.weights:
             raise ParamError(f"plot: {self._lacks(layer)}")
         heads = self.weights[layer]
         if head is None:

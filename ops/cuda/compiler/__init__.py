@@ -14,10 +14,13 @@ asks for it, that equal sources give equal results, and that nothing of it needs
     choice      which implementation serves this process
     core        its functions
     intrinsics, teams           numba-cuda's; of walkers (ops/cuda/native/walk.py)
+    warpgroups                  numba-cuda's for compute capability 9.0
     mlir                        numba-cuda-mlir's
     alike                       what both spell alike
     frontend, build             function -> LTO-IR, by either of them -> cubin
-    simulated, simulator        no compiler: functions in Python, threads as greenlets, memory and races checked
+    simulated, simulated_teams, simulated_warpgroups, simulator
+                                no compiler: functions in Python, threads as greenlets, memory and races checked
+    requests                    of the simulator: sectors and banks that warps ask memory for
 
 tests/helpers/cuda_conformance.py holds all to the contract.  Streams, memory, launches and captures of CUDA graphs are
 the driver's (engine/cuda/driver.py), and the same whatever compiles.

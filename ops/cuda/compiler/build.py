@@ -25,6 +25,7 @@ from ggjit.ops.native import cache_files
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import sources_digest
 
+WITH_WARPGROUPS = 9, 0
 REGISTERS, MAX_REGISTERS = 1 << 16, 255         # of a multiprocessor, of a thread
 
 
@@ -57,12 +58,13 @@ def _served():
     return found[-1]
 
 
-def compile_kernel(func, cc):
-    """Binary of the kernel function for compute capability `cc`, e.g. (9, 0).  Errors: NotSupported."""
+def compile_kernel(func, cc, registers=0):
+    """Binary of the kernel function for compute capability `cc`, e.g. (9, 0), of at most so many registers a thread, 0:
+    as many as it takes.  Errors: NotSupported."""
     _check_served(cc)
     with _toolkit("compile kernels"):
         codes = frontend.ltoir(func, cc)
-    return _linked(codes, cc)
+    return _linked(codes, cc, max_register_count=registers or None)
 
 
 def compile_walker(walker, cc):
@@ -89,10 +91,15 @@ def _check_served(cc):
                            f"pip install -U 'ggjit[{EXTRA}]'")
 
 
+def _architecture(cc):
+    """Of 9.0 with what is its alone: products of warpgroups (warpgroups.py)."""
+    return f"sm_{cc[0]}{cc[1]}{'a' * (cc == WITH_WARPGROUPS)}"
+
+
 def _linked(codes, cc, **options):
     with _toolkit("link kernels"):
         objects = [ObjectCode.from_ltoir(c) if isinstance(c, bytes) else c for c in codes]
-        linker = Linker(*objects, options=LinkerOptions(arch=f"sm_{cc[0]}{cc[1]}", link_time_optimization=True,
+        linker = Linker(*objects, options=LinkerOptions(arch=_architecture(cc), link_time_optimization=True,
                                                         verbose=True, ptxas_options=["-v"], **options))
         cubin = linker.link("cubin").code
         log = linker.get_info_log()
@@ -113,7 +120,7 @@ def _described(cubin, log):
 def binary(launch, cc):
     """The Binary of a Launch, from the cache folder or compiled."""
     path = _path(launch.name, (launch.module,), cc)
-    return _load(path) or _save(path, compile_kernel(launch.make(), cc))
+    return _load(path) or _save(path, compile_kernel(launch.make(), cc, launch.registers))
 
 
 def walker_binary(walker, cc):

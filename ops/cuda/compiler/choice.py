@@ -22,6 +22,7 @@ def _asked():
 NAME = _asked()
 SIMULATED = NAME == "simulator"
 WALKS = NAME != "numba-cuda-mlir"               # has it the functions of walkers (contract.py)?
+WARPGROUPS = WALKS                              # has it those of products of warpgroups?
 EXTRA = COMPILERS.get(NAME, ("gpu",))[0]
 # the simulator runs blocks one after the other and one thread at a time
 SMALL_BLOCKS = SIMULATED and os.environ.get("GGJIT_SIMULATED_BLOCKS") != "device"

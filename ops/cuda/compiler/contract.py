@@ -76,11 +76,18 @@ WALKING = """
     leave(a, l)                             the last of so many arrivals clears the counter
     prefetch(a)                             a line of 128 bytes into the second-level cache
 """
+# of warpgroups (warpgroups.py), for compute capability 9.0; numba-cuda-mlir has none of them
+WARPGROUPS = """
+    fence_shared()                          what this thread wrote to shared memory is seen by products of warpgroups
+                                            behind the next barrier
+"""
 # outside kernels, while one is made: device(f) a function that kernels call, shared(nbytes) -> a function that gives
-# the address of that much shared memory, table(int32 array) -> a function of an index that gives its values;
-# copies_but(n) -> a function that waits until all groups of this thread's copies but the last n are in shared memory;
-# inside, local.array(n, type name) is memory of one thread, n known when compiled
+# the address of that much shared memory, a multiple of 16, or of `aligned`, which numba-cuda-mlir has not;
+# table(int32 array) -> a function of an index that gives its values; copies_but(n) -> a function that waits until all
+# groups of this thread's copies but the last n are in shared memory; inside, local.array(n, type name) is memory of one
+# thread, n known when compiled.  Of warpgroups wgmma(n, bf16) -> a function that multiplies (warpgroups.py)
 MAKERS = "device shared table copies_but local".split()
+WARPGROUP_MAKERS = "wgmma",
 
 
 def functions(texts=(MEMORY, THREADS, BITS, ARITHMETIC)):

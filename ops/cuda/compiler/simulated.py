@@ -11,6 +11,7 @@ import types
 
 import numpy as np
 
+from ggjit.ops.cuda.compiler.requests import GLOBAL, SHARED, note, watching
 from ggjit.ops.cuda.compiler.simulator import (
     WARP,
     SimulationFault,
@@ -44,14 +45,20 @@ def _scalar(ctype, convert=None):
     def load(addr):
         if addr in written or watched[0]:
             reads(addr)
+        if watching[0]:
+            note(GLOBAL, addr, nbytes)
         return value_at(addr)
 
     def load_shared(addr):
         reads_shared(addr & -4)                 # words are what is written
+        if watching[0]:
+            note(SHARED, addr, nbytes)
         return value_at(addr)
 
-    def storer(wrote):
+    def storer(wrote, space):
         def store(addr, value):
+            if watching[0]:
+                note(space, addr, nbytes)
             if addr & mask or not last[0] <= addr <= last[1] - nbytes:
                 check(addr, nbytes, nbytes)
             wrote(addr, lambda: at(addr).value == value)
@@ -63,7 +70,7 @@ def _scalar(ctype, convert=None):
         if value is None:
             value = known[addr] = value_at(addr)
         return value
-    return (load, storer(wrote)), (load_shared, storer(wrote_shared)), constant
+    return (load, storer(wrote, GLOBAL)), (load_shared, storer(wrote_shared, SHARED)), constant
 
 
 (ld_f32, st_f32), (lds_f32, sts_f32), ldc_f32 = _scalar(ctypes.c_float, f32)
@@ -136,6 +143,8 @@ def _four(ctype):
 
     def load(addr):
         check(addr, 16, 16)
+        if watching[0]:
+            note(GLOBAL, addr, 16)
         if written or watched[0]:
             for i in range(4):
                 reads(addr + 4 * i)
@@ -156,13 +165,21 @@ def ld_f32x4(addr):
 
 def sts_i32x4(addr, v):
     check(addr, 16, 16)
+    if watching[0]:
+        note(SHARED, addr, 16)
+    words = (ctypes.c_int32 * 4).from_address(addr)
     for i in range(4):
-        sts_i32(addr + 4 * i, v[i])
+        wrote_shared(addr + 4 * i, lambda i=i: words[i] == v[i])
+        words[i] = v[i]
 
 
 def lds_i32x4(addr):
     check(addr, 16, 16)
-    return tuple([lds_i32(addr + 4 * i) for i in range(4)])
+    if watching[0]:
+        note(SHARED, addr, 16)
+    for i in range(4):
+        reads_shared(addr + 4 * i)
+    return tuple((ctypes.c_int32 * 4).from_address(addr))
 
 
 # ---------------------------------------------------------------- copies that go on beside the thread
@@ -174,6 +191,10 @@ def copy_16(to, source, n):
         check(source - source % 16, 1)
     if source % 16:
         raise SimulationFault(f"a copy from {source % 16} past a multiple of 16")
+    if watching[0]:
+        note(SHARED, to, 16)
+        if n > 0:
+            note(GLOBAL, source, 16)
     for i in range(4):
         wrote_shared(to + 4 * i, lambda: False)
         if 4 * i < n:
@@ -199,10 +220,10 @@ def copies_but(n):
     return wait
 
 
-def shared(nbytes):
+def shared(nbytes, aligned=16):
     """An allocation for each calling function, as on the device (intrinsics.py)."""
     key = object()
-    return lambda: current().block.shared((key, sys._getframe(1).f_code), nbytes)
+    return lambda: current().block.shared((key, sys._getframe(1).f_code), nbytes, aligned)
 
 
 def table(values):
@@ -240,69 +261,6 @@ def block_z():
 
 def sync():
     current().wait("block")
-
-
-# ---------------------------------------------------------------- walkers
-def as_body(run, threads):
-    """The body of a walker: `run` by teams of so many threads; what compilers do while they compile it."""
-    def body(row):
-        lane = current()
-        lane.team_threads = threads
-        row = run(row)
-        lane.return_to_block()
-        return row
-    return body
-
-
-def team():
-    lane = current()
-    return lane.seat // lane.team_threads
-
-
-def enter(x, y, z, n, pieces_nbytes, row, b):
-    lane = current()
-    lane.return_to_block()
-    lane.enter(row, b, (x, y, z), n)
-    sync()
-
-
-def entered_row():
-    return current().block.row
-
-
-def entered_block():
-    return current().block.number
-
-
-def whole_block():
-    return current().block.whole.index[0]
-
-
-def whole_blocks():
-    return current().block.whole.n_blocks
-
-
-def arrive(counter):
-    check(counter, 4, 4)
-    sync()
-
-
-def await_all(counter, n):
-    launch = current().block.launch
-    if n != (launch.n_met + 1) * launch.grid[0]:
-        raise SimulationFault(f"{n} arrivals are awaited, not the {launch.grid[0]} blocks' of {launch.n_met + 1} times")
-    current().wait("grid")
-
-
-def leave(counter, n):
-    sync()
-    launch = current().block.launch
-    if n != (launch.n_met + 1) * launch.grid[0]:
-        raise SimulationFault(f"the counter is left after {n} arrivals, not after the last")
-
-
-def prefetch(address):
-    check(address, 1)
 
 
 # ---------------------------------------------------------------- bits

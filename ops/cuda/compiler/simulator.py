@@ -200,12 +200,12 @@ class SimulatedBlock:
         self.epoch, self.touched = 0, {}        # barriers passed; who touched shared memory since the last
         self.lanes = [SimulatedLane(self, number) for number in range(self.n_threads)]
 
-    def shared(self, key, nbytes):
+    def shared(self, key, nbytes, aligned):
         """Address of a piece of shared memory, full of NaN at first."""
         if key not in self.pieces:
-            raw = np.full(nbytes + 16, 0xFF, np.uint8)
+            raw = np.full(nbytes + aligned, 0xFF, np.uint8)
             base = raw.__array_interface__["data"][0]
-            base += -base % 16
+            base += -base % aligned
             self.pieces[key] = raw, base
             expose(base, nbytes)
         return self.pieces[key][1]

@@ -45,8 +45,9 @@ def dynamic(typingctx):
     return types.int64(), lambda context, b, sig, args: b.ptrtoint(_dynamic(b.module), I64)
 
 
-def shared(nbytes):
-    """Shared memory of one kernel, 16-byte aligned: `piece = shared(512)` outside the kernel, `piece()` its address.
+def shared(nbytes, aligned=ALIGNED):
+    """Shared memory of one kernel: `piece = shared(512)` outside the kernel, `piece()` its address, a multiple of
+    `aligned` (16 in teams).
 
     Call it in one function and pass the address on: every device function is compiled as a module with variables of its
     own, so a second caller would get a second piece.
@@ -60,7 +61,7 @@ def shared(nbytes):
             held = b.module.globals.get(name)
             if held is None:
                 held = ir.GlobalVariable(b.module, ir.ArrayType(I8, nbytes), name, addrspace=SHARED)
-                held.linkage, held.align = "internal", 16
+                held.linkage, held.align = "internal", aligned
                 held.initializer = ir.Constant(held.type.pointee, ir.Undefined)
             return b.ptrtoint(held, I64)
         return types.int64(), codegen

@@ -5,12 +5,13 @@
     mul_mat_tile        many columns: tiles of tensor cores (mul_mat_columns: what a tile reads and writes)
     mul_mat_dense       by a library, weights unpacked first
     mul_mat_group       mul_mat_id: columns by expert
-    quantize_columns    columns as 8-bit codes
+    quantize_columns    columns as 8-bit codes;  with_codes: by the kernel before the product
 
 Off by default (GGJIT_PIPED), they copy while they compute:
 
     mul_mat_stream      one column, quantised rows streamed through shared memory
     mul_mat_piped       many columns, float16 tensor cores; mul_mat_few: 2 to 32; columns_16: their columns
+    mul_mat_warpgroups  many columns on compute capability 9.0
 
 Read in this order.
 """

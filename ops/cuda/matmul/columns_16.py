@@ -36,7 +36,18 @@ def power_of_two(exponent):
     return core.bits_f32(exponent << 23)
 
 
-def _make(get, pack):
+@core.device
+def as_it_is(i):
+    return i
+
+
+@core.device
+def turned_place(i):
+    """Where words of 32 values stand whose eights (4 x 4 words) are turned: word j of eight t at 4 j + t."""
+    return i & -16 | (i & 3) << 2 | i >> 2 & 3
+
+
+def _make(get, pack, place):
     @core.device
     def value(p, step, i, k, factor):
         return get(p + i * step) * factor if i < k else ZERO
@@ -58,7 +69,8 @@ def _make(get, pack):
             factor = power_of_two(2 * BIAS + TOP - exponent)
             i = 2 * core.thread()
             while i < length:
-                core.st_i32(to + 2 * i, pack(value(p, step, i, k, factor), value(p, step, i + 1, k, factor)))
+                x, y = value(p, step, i, k, factor), value(p, step, i + 1, k, factor)
+                core.st_i32(to + 4 * place(i >> 1), pack(x, y))
                 i += 2 * core.n_threads()
             if core.thread() == 0:
                 core.st_f32(work(node) + 2 * n * length + 4 * r, power_of_two(exponent - TOP))
@@ -66,10 +78,13 @@ def _make(get, pack):
     return kernel
 
 
-def launch(a, b):
-    """The Launch that fills the scratch memory from source 1, for weights of a's type."""
+def launch(a, b, turned=False):
+    """The Launch that fills the scratch memory from source 1, for weights of a's type.  turned: as warpgroups read
+    columns (mul_mat_warpgroups.py)."""
     n, is_bf16 = b.ne[1] * b.ne[2] * b.ne[3], a.type is BF16
     pack = core.pack_bf16 if is_bf16 else core.pack_f16
-    return Launch(f"columns_16_{b.type.name}{'_bf16' * is_bf16}", lambda: _make(ONE[b.type].get, pack),
+    name, place = f"columns_16_{b.type.name}{'_bf16' * is_bf16}{'_turned' * turned}", turned_place if turned else \
+        as_it_is
+    return Launch(name, lambda: _make(ONE[b.type].get, pack, place),
                   (max(1, min(n, MAX_BLOCKS)), 1, 1), threads_for(b.ne[0]), nbytes(b.ne[0], n),
-                  leaves=(b.base.id, b.id, "bf16" if is_bf16 else "f16"))
+                  leaves=f"{'bf16' if is_bf16 else 'f16'}{' turned' * turned}")

@@ -14,6 +14,7 @@ device whether they are right and faster:
     one                      8-bit columns, dp4a: mul_mat_stream        -
     2 to 32                  float16 mma: mul_mat_few                   16-bit mma: mul_mat_few
     more                     float16 mma: mul_mat_piped                 16-bit mma: mul_mat_piped
+    more, capability 9.0     float16 wgmma: mul_mat_warpgroups          16-bit wgmma: mul_mat_warpgroups
 """
 from ggjit.ops.core.record import OP
 from ggjit.ops.cuda.blocks import BLOCKS
@@ -23,6 +24,7 @@ from ggjit.ops.cuda.matmul import (
     mul_mat_piped,
     mul_mat_stream,
     mul_mat_tile,
+    mul_mat_warpgroups,
     quantize_columns,
 )
 from ggjit.ops.cuda.matmul.mul_mat_vec import product
@@ -79,6 +81,11 @@ def piped(t):
     return mul_mat_few.product(t) if n <= mul_mat_few.MAX_COLUMNS else mul_mat_piped.product(t)
 
 
+def by_warpgroups(t):
+    """A product by warpgroups, or None."""
+    return None if not _serves(t) or exact_columns(t) else mul_mat_warpgroups.product(t)
+
+
 def _class_of(t):
     a, b = t.src[:2]
     k, m, n = map(rounded, (a.ne[0], a.ne[1], b.ne[1]))
@@ -87,7 +94,7 @@ def _class_of(t):
 
 CUDA = {OP.MUL_MAT: _mul_mat, OP.MUL_MAT_ID: _mul_mat_id}
 WAYS = {OP.MUL_MAT: NodeWays(own, _class_of, lambda t, a, b: mul_mat(a, b), ("cublas", lambda: mul_mat_dense.decided()),
-                             piped, "cublas")}
+                             piped, by_warpgroups, "cublas")}
 
 
 def reads_weights(t):

@@ -134,7 +134,7 @@ def columns_of(node):
     return work(node) + 2 * length * first, work(node) + 2 * length * n_rows(b) + 4 * first
 
 
-def _make_place(tile):
+def make_place(tile):
     tile_m, tile_n = tile.m, tile.n
 
     @core.device
@@ -175,7 +175,7 @@ def _make(type, tile):
     place_nbytes = LINE * (tile_n if quantized else tile_m + tile_n)
     shared, await_copies = core.shared(STAGES * place_nbytes), core.copies_but(STAGES - 2)
     copy_a, copy_b = _make_copy(tile_m, tile.threads), _make_copy(tile_n, tile.threads)
-    (load, ready), place = _make_of_rows(tile, type), _make_place(tile)
+    (load, ready), place = _make_of_rows(tile, type), make_place(tile)
     multiply, put = multiplied(n_rows_of_warp, n_columns, mma), put_results(n_rows_of_warp)
 
     @core.device

@@ -12,11 +12,22 @@ from ggjit.ops.cuda.native.launch import MAX_BLOCKS, MAX_THREADS, Launch
 from ggjit.ops.cuda.native.views import SRC1, n_rows, nb, ne, row_addr, row_index, work
 from ggjit.ops.cuda.rows import ONE
 
-STEPS = f32(127)
+STEPS, CODES = f32(127), "codes"
 
 
 def nbytes(k, n_columns):
     return n_columns * (k + k // 32 * 4)
+
+
+@core.device
+def put_code(to, scale, x):
+    """The code of a lane's value, and the scale of the warp's 32."""
+    d, q = core.warp_max(core.fabs(x)) / STEPS, 0
+    if d > f32(0):
+        q = core.to_i32(core.round_away(x / d))
+    core.st_i8(to, q)
+    if core.thread() & 31 == 0:
+        core.st_f32(scale, d)
 
 
 def _make(get):
@@ -31,20 +42,22 @@ def _make(get):
             at = (i - r * per_row) * 32 + lane
             i1, i2, i3 = row_index(b, r)
             x = get(row_addr(b, i1, i2, i3) + at * nb(b, 0))
-            d = core.warp_max(core.fabs(x)) / STEPS
-            q = 0
-            if d > f32(0):
-                q = core.to_i32(core.round_away(x / d))
-            core.st_i8(codes + r * k + at, q)
-            if lane == 0:
-                core.st_f32(scales + 4 * i, d)
+            put_code(codes + r * k + at, scales + 4 * i, x)
             i += core.n_blocks() * (core.n_threads() >> 5)
     return kernel
 
 
+def _over_values(x, name, make, **leaves):
+    n = x.ne[1] * x.ne[2] * x.ne[3]
+    blocks = max(1, min(-(-n * (x.ne[0] // 32) * 32 // MAX_THREADS), MAX_BLOCKS))
+    return Launch(name, make, (blocks, 1, 1), MAX_THREADS, nbytes(x.ne[0], n), **leaves)
+
+
 def launch(b):
     """The Launch that fills the scratch memory from source 1."""
-    n = b.ne[1] * b.ne[2] * b.ne[3]
-    blocks = max(1, min(-(-n * (b.ne[0] // 32) * 32 // MAX_THREADS), MAX_BLOCKS))
-    return Launch(f"quantize_columns_{b.type.name}", lambda: _make(ONE[b.type].get), (blocks, 1, 1), MAX_THREADS,
-                  nbytes(b.ne[0], n), leaves=(b.base.id, b.id, "codes"))
+    return _over_values(b, f"quantize_columns_{b.type.name}", lambda: _make(ONE[b.type].get), leaves=CODES)
+
+
+def beside(t, name, make, module):
+    """The Launch of node `t`'s result and its codes."""
+    return _over_values(t, name, make, leaves_result=CODES, module=module)

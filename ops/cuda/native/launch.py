@@ -23,9 +23,12 @@ class Launch:
     block       threads of a block: whole warps
     work_nbytes scratch memory of the node; its launches share it
     module      where the maker is defined: the code depends on it and what it imports (`launches` fills it in)
-    leaves      (id of the base, id, form) of the tensor whose values it leaves in scratch memory: a launch that would
-                do the same again is left out (engine/cuda/cuda_plan.py)
+    leaves      the form in which it leaves source 1 in scratch memory, and nothing else: a launch that would do that
+                again is left out (engine/cuda/cuda_plan.py)
+    leaves_result   the form in which it leaves the node's result there, too
     max_nmse    ggml's bound of the error, where the kernel rounds what the CPU's does not
+    by_warpgroups   it multiplies by warpgroups: for compute capability 9.0, in no walker
+    registers   most registers of a thread, so that a multiprocessor has room for more blocks; 0: as many as it takes
     """
     name: str
     make: Callable
@@ -34,7 +37,10 @@ class Launch:
     work_nbytes: int = 0
     module: str = ""
     max_nmse: float = 0.0
-    leaves: tuple = ()
+    leaves: str = ""
+    leaves_result: str = ""
+    by_warpgroups: bool = False
+    registers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Gemm:
     max_nmse: float = 0.0
     name: str = "cublas"
     work_nbytes: int = 0        # its Launches say what scratch memory they take
-    leaves: tuple = ()
+    leaves = leaves_result = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Sort:
     name: str = "cccl"
     work_nbytes: int = 0        # its Launches say what scratch memory they take
     max_nmse: float = 0.0
-    leaves: tuple = ()
+    leaves = leaves_result = ""
 
 
 def threads_for(n, most=MAX_THREADS):
@@ -85,7 +91,7 @@ def over_rows(name, make, n_rows, row_length, work_nbytes=0):
     return Launch(name, make, (max(1, min(n_rows, MAX_BLOCKS)), 1, 1), threads_for(row_length, most), work_nbytes)
 
 
-def over_pieces(name, make, n_rows, row_length, work_nbytes=0, leaves=()):
+def over_pieces(name, make, n_rows, row_length, work_nbytes=0, leaves=""):
     """A launch whose blocks take rows in turn, or pieces of them where there are few: see `views.piece`."""
     threads, n_rows = threads_for(row_length), max(1, n_rows)
     pieces = min(-(-row_length // threads), -(-ENOUGH_BLOCKS // n_rows)) or 1
@@ -104,6 +110,7 @@ class NodeWays:
     """The ways of an op's nodes, among which engine/cuda/libraries.py chooses.
 
     own(t), piped(t)        the launches of our own kernels; None: they do not serve the node
+    by_warpgroups(t)        the same of a device of compute capability 9.0
     library                 (name, decided): of the one whose calls `launches` has; decided(): must it be used?
     class_of(t)             name of the class of shapes
     again(t, *leaves)       the node made anew of leaves like its sources
@@ -114,6 +121,7 @@ class NodeWays:
     again: Callable
     library: tuple = ("", None)
     piped: Callable | None = None
+    by_warpgroups: Callable | None = None
     unmeasured: str = "own"
     forgiven: tuple = (OutOfMemory,)
 

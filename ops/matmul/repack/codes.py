@@ -58,6 +58,7 @@ ROWS = LANES
 CHUNK_NBYTES = 64 << 10             # of weights, where there are enough: less is read as several short streams
 UNPACKED_NBYTES = 384 << 10         # of unpacked weights a thread keeps in the second-level cache
 MAX_COLUMNS = 4                     # columns of a tile with AVX2
+HALVED = range(9, 13)               # columns of two tiles instead of one, where a processor's rule says so
 # Tiles of columns from which on blocks of 32 are unpacked once for all; AVX-512 unpacks them in each
 UNPACKED_TILES = 4 if isa.ISA == "neon" else math.inf
 
@@ -383,7 +384,8 @@ def _shape(type, m, n):
     pairs = columns_of_pairs(m) if n > most else None
     if choices.by_amx(type, n) or not (pairs or direct(format, n)):
         return None
-    tiles = max(1, -(-n // (pairs or most)))
+    halved = in_turn and n in HALVED and type in (choices.RULE or choices.UNKNOWN).halved
+    tiles = 2 if halved else max(1, -(-n // (pairs or most)))
     n_columns, narrower = max(1, -(-n // tiles)), n % tiles > 0         # 13 columns are 5 + 4 + 4, not 6 + 6 + 1
     n_groups, prefetch = groups_of(type, n_columns, m)
     if pairs:

@@ -62,6 +62,7 @@ from ggjit.ops.types.shared.dot import OWN
 
 FALSE = ir.Constant(ir.IntType(1), 0)
 AHEAD_NBYTES = 6144                 # between a prefetch and its use, of all groups, up to whole blocks
+LONG_AHEAD_NBYTES = 8192            # of super-blocks times 2 to 8 columns in turn
 LOCALITY = {OWN: 2, "near": 3}      # cache level that a prefetch goes to
 
 
@@ -335,7 +336,8 @@ def make_tile(format, n_columns, n_groups=1, prefetch=OWN, in_turn=False, n_line
     """
     at, n_parts, nbytes = _ColumnFields(format), format.n_parts, format.nbytes
     together = [[g] for g in range(n_groups)] if n_columns == 1 else [range(n_groups)]
-    first = -(-AHEAD_NBYTES // (n_groups * nbytes)) * nbytes
+    distance = LONG_AHEAD_NBYTES if in_turn and n_parts > 1 and 2 <= n_columns <= 8 else AHEAD_NBYTES
+    first = -(-distance // (n_groups * nbytes)) * nbytes
     ahead = [] if n_lines else range(first, first + nbytes, 64)
 
     @ir_function

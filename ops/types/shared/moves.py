@@ -6,11 +6,15 @@ Equal types are copied as bytes; the others go through float32, in pieces of PIE
 `scratch` is SCRATCH_NBYTES of memory of the calling thread.
 
 A long row that is written is mostly in no near cache, and a store waits there for its line.  So lines are prefetched
-AHEAD bytes early, never beyond the row: 1.07 to 1.3 times the speed for rows of 8 KiB, nothing for results that are in
-the second-level cache already.
+AHEAD bytes early, never beyond the row: rows of 8 KiB become faster by it, but not those that are in the second-level
+cache already.
 
     dst   |#########################|-------- AHEAD --------|- prefetched-|                  |
                                     written next                                             end of the row
+
+The newest x86 processors (isa.FAST_STRINGS) do better without prefetches, and have a fast string instruction: it copies
+rows of STRING bytes and more, but not where it is slow, which depends on the places within a page where both sides
+start (docs/measured.md, "Copies of rows").
 """
 import dataclasses
 import functools
@@ -20,13 +24,16 @@ from llvmlite import ir
 
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import F32
-from ggjit.ops.native import mem
-from ggjit.ops.native.jit import inline, ir_function
+from ggjit.ops.native import isa, mem
+from ggjit.ops.native.jit import exact, inline, inlined, ir_function
 from ggjit.ops.native.simd import B, ldf, ldf_part, opaque, stf, stf_part
 
 PIECE = 1024                            # a multiple of every block
 SCRATCH_NBYTES = 4 * PIECE
 SHORT, LONG, FAR = 256, 64 * B, 1 << 15 # bytes: a loop of vectors, of four, of four with prefetch, libc's memcpy
+STRING = 4096                           # bytes from which the string instruction is faster
+PAGE, BEHIND = 4096, 1024               # bytes of a page; it is slow where it writes so little behind what it reads
+PREFETCHES = not isa.FAST_STRINGS
 AHEAD, LINE = 1024, 64                  # bytes between a prefetch and its use; bytes of a cache line
 STEP = AHEAD // 4                       # float32 elements; a multiple of every block
 
@@ -54,7 +61,7 @@ _ask_vectors, _ask_step = _asker(4 * B), _asker(4 * STEP)
 @inline
 def _move_long(dst, src, n):
     """SHORT bytes or more, four vectors at a time."""
-    i, is_long = 0, n > LONG
+    i, is_long = 0, PREFETCHES and n > LONG
     while i + 4 * B <= n:
         if is_long:
             _ask_vectors(dst + min(i + AHEAD, n - 4 * B))
@@ -70,14 +77,34 @@ def _move_long(dst, src, n):
         i += B
 
 
-@inline
+@ir_function
+def _move_string(b, dst, src, n):
+    """rep movsb"""
+    words = ir.LiteralStructType([mem.IR_I64] * 3)
+    b.asm(ir.FunctionType(words, [mem.IR_I64] * 3), "rep movsb", "={di},={si},={cx},0,1,2,~{memory}", [dst, src, n],
+          True)
+
+
+_string = _move_string if isa.FAST_STRINGS else mem.copy_bytes
+
+
+@exact
+def _move_more(dst, src, n):
+    """More than SHORT bytes, or a number that is no multiple of four."""
+    gap = dst - src & PAGE - 1
+    if isa.FAST_STRINGS and n >= STRING and gap & LINE - 1 == 0 and 0 < gap <= PAGE - BEHIND:
+        _string(dst, src, n)
+    elif SHORT < n <= FAR:
+        _move_long(dst, src, n)
+    else:
+        mem.copy_bytes(dst, src, n)
+
+
+@inlined
 def move_bytes(dst, src, n):
     """memcpy, inlined for short stretches; dst and src are the same or do not overlap."""
-    if SHORT < n <= FAR:
-        _move_long(dst, src, n)
-        return
-    if n > FAR or n & 3:
-        mem.copy_bytes(dst, src, n)
+    if n > SHORT or n & 3:
+        _move_more(dst, src, n)
         return
     i = 0
     while i + B <= n:
@@ -117,7 +144,7 @@ def mover(ts, td):
 
         @inline
         def move(dst, src, k, scratch):
-            if 4 * k > LONG:
+            if PREFETCHES and 4 * k > LONG:
                 last = dst + 4 * (k - STEP)
                 while k >= 2 * STEP:
                     _ask_step(min(dst + AHEAD, last))

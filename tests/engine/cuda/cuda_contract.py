@@ -1,9 +1,11 @@
 """The CUDA device in the simulator: memory, streams, events, plans.  Run by test_cuda.py in a process of
 its own (NUMBA_ENABLE_CUDASIM=1); streams there do their work only when a thread waits, so a missing wait shows."""
 import concurrent.futures
+import dataclasses
 import gc
 import inspect
 import time
+import types
 import weakref
 
 import numpy as np
@@ -14,10 +16,11 @@ from helpers.device_contract import floats, on
 from helpers.sample import SEED
 
 import ggjit as gg
+from benchmarks import gpu_compile, gpu_estimate, gpu_walk
 from ggjit.core.table import TABLE
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.ops.cuda.compiler import contract as contract_of_the_seam
-from ggjit.ops.cuda.compiler import simulated, simulator
+from ggjit.ops.cuda.compiler import core, simulated, simulator
 
 
 # ---------------------------------------------------------------- devices
@@ -311,9 +314,9 @@ def test_the_simulator_serves_the_seam(name):
 
 def test_the_simulator_has_every_function_of_the_seam():
     for name, (n_parameters, _) in (contract_of_the_seam.functions() | contract_of_the_seam.functions(
-            (contract_of_the_seam.WALKING,))).items():
-        inspect.signature(getattr(simulated, name)).bind(*range(n_parameters))
-    assert all(hasattr(simulated, name) for name in contract_of_the_seam.MAKERS)
+            (contract_of_the_seam.WALKING, contract_of_the_seam.WARPGROUPS))).items():
+        inspect.signature(getattr(core, name)).bind(*range(n_parameters))
+    assert all(hasattr(core, name) for name in (*contract_of_the_seam.MAKERS, *contract_of_the_seam.WARPGROUP_MAKERS))
 
 
 def run(kernel, n_threads=64, n_blocks=1):
@@ -409,3 +412,22 @@ def test_the_simulator_sees_races():
         simulated.st_i32(base, simulated.block())
     with pytest.raises(simulator.SimulationFault, match=r"race: .* of block \(1, 0, 0\) writes"):
         run(over_blocks, 32, n_blocks=2)
+
+
+# ---------------------------------------------------------------- launches of a token
+# of a layer of TinyLlama's shape: (launches of the captured graph, waits of the persistent kernel).  They may only fall
+MOST = {("F16", "0"): (20, 14), ("Q4_0", "0"): (21, 15), ("F16", "1"): (20, 13), ("Q4_0", "1"): (21, 14)}
+
+
+@pytest.mark.parametrize("type, piped", MOST)
+def test_launches_and_waits_of_a_layer(gpu, type, piped):
+    launches, waits = gpu_estimate.of_a_layer(gpu_walk.SHAPES[0], getattr(gg, type), piped)
+    assert launches <= MOST[type, piped][0] and waits <= MOST[type, piped][1], (launches, waits)
+
+
+@pytest.mark.parametrize("piped", "01")
+def test_what_is_compiled_before_is_what_is_walked(gpu, piped):
+    """benchmarks.gpu_compile finds a token's walker without a device."""
+    shape = dataclasses.replace(gpu_walk.SHAPES[1], n_layer=2, n_vocab=9000)
+    walker, *_ = gpu_estimate.walked(shape, gg.Q4_0, piped)
+    assert walker.name in {x.name for x in gpu_compile.walkers(types.SimpleNamespace(dry=False))}

@@ -8,8 +8,8 @@ from helpers import tiny_model
 from helpers.sample import sampled
 
 import ggjit as gg
-from benchmarks.gpu_suite import nmse
-from ggjit.cuda import simulated_driver
+from benchmarks.gpu_suite import exact, nmse
+from ggjit.cuda import cuda_plan, simulated_driver
 from ggjit.models import load_model
 from ggjit.ops.core.record import OP
 
@@ -159,3 +159,57 @@ def test_ops_without_a_kernel_run_on_the_cpu_in_between(gpu, cpu):
     sched = gg.Scheduler([gpu, cpu])
     sched.graph_compute(gg.Graph(y))
     np.testing.assert_allclose(sched.numpy(y), -np.cumsum(x * x, -1), rtol=1e-5)
+
+
+# ---------------------------------------------------------------- columns as 8-bit codes
+def random_leaf(gpu, type, *ne):
+    ctx = gg.Context()
+    t = ctx.new_tensor(type, ne)
+    gg.alloc_ctx_tensors(ctx, gpu)
+    t.set(RNG.standard_normal(ne[::-1]).astype(np.float32))
+    return t
+
+
+def computed(gpu, *outputs):
+    graph = gg.Graph(*outputs)
+    gg.GraphAllocator(gpu).alloc_graph(graph)
+    plan = gpu.graph_plan_create(graph)
+    plan.compute()
+    return plan, [plan.numpy(t) for t in outputs]
+
+
+def test_products_of_one_kind_with_columns_of_their_own(gpu):
+    """The codes of one column are not taken for those of another one of its shape."""
+    x, z = (random_leaf(gpu, gg.F32, 64, 1) for _ in range(2))
+    pairs = [(random_leaf(gpu, gg.Q8_0, 64, 8), c) for c in (x, z, z, x)]
+    plan, got = computed(gpu, *(gg.mul_mat(w, c) for w, c in pairs))
+    for y, (w, c) in zip(got, pairs, strict=True):
+        assert nmse(y, np.reshape(exact(c), (1, 64)) @ np.reshape(exact(w), (8, 64)).T) <= 1e-3
+    assert sum(done_by >= 0 for done_by in plan._done_by) == 1         # of the second product with z
+
+
+@pytest.mark.parametrize("make", [gg.mul, gg.swiglu_split, gg.geglu_split, lambda x, z: gg.swiglu(gg.concat(x, z, 0))],
+                         ids=["mul", "swiglu", "geglu", "halves"])
+def test_the_node_before_a_product_leaves_the_codes(gpu, monkeypatch, make):
+    """The bits of a kernel of its own that quantises, by a launch less; the node's result is there, too."""
+    x, z, w = (random_leaf(gpu, *leaf) for leaf in ((gg.F32, 96, 2), (gg.F32, 96, 2), (gg.Q8_0, 96, 8)))
+    got, n_launches = [], []
+    for found in (cuda_plan.before_product, lambda *args: None):
+        monkeypatch.setattr(cuda_plan, "before_product", found)
+        h = make(x, z)
+        plan, values = computed(gpu, gg.mul_mat(w, h), gg.neg(h))
+        got.append(values)
+        n_launches.append(sum(done_by < 0 for done_by in plan._done_by))
+    assert n_launches[1] == n_launches[0] + 1
+    for a, b in zip(*got, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_result_that_is_written_again_is_quantised_again(gpu):
+    """What overwrites the column comes between two products with it."""
+    x, z, w = (random_leaf(gpu, *leaf) for leaf in ((gg.F32, 64, 1), (gg.F32, 64, 1), (gg.Q8_0, 64, 8)))
+    h = gg.mul(x, z)
+    first = gg.mul_mat(w, h)
+    again = gg.mul_mat(w, gg.scale_inplace(h, 3.0))
+    _, (a, b) = computed(gpu, first, again)
+    assert nmse(b, 3 * a) <= 1e-6

@@ -238,17 +238,20 @@ def test_quantisers_are_byte_equal_to_the_cpus(gpu, type):
 
 
 # ---------------------------------------------------------------- benchmarks/gpu.py
-def test_the_benchmark_measures_everything_as_small_as_it_goes(gpu, monkeypatch):
+def test_the_benchmark_measures_everything_as_small_as_it_goes(gpu, monkeypatch, tmp_path):
     """So that nothing but the figures is new to it on a card."""
     monkeypatch.setattr(argsort, "available", lambda: True)
+    report = benchmark.Report(gpu.device, tmp_path / "gpu.md")
     with benchmark.products_by(gpu_suite.CUBLAS):
-        rows = benchmark.measured(gpu, dataclasses.replace(benchmark.DRY, n_ops=6), [], None)
+        benchmark.measured(gpu, dataclasses.replace(benchmark.DRY, n_ops=6), [], None, report, benchmark.Clock(600))
+    rows = report.rows
     assert all(row.ours.median > 0 for row in rows)
     works = " ".join(row.work for row in rows)
     for part in ("copy", "piped mat-vec Q4_0", "piped product Q8_0", "piped attention F16",
                  "mat-vec F16", "mat-vec IQ2_XXS", "own kernels", "cuBLAS", "9 columns", "argsort of",
                  "attention", "launch by launch", "CUDA graph", "in one kernel", "token of tiny", "memory of", "op "):
         assert part in works, part
+    assert all(row.work in report.path.read_text() for row in rows)
     memory = next(row for row in rows if "memory" in row.work)
     assert memory.passed and memory.ours.median <= memory.peer.median
 

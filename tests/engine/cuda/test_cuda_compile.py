@@ -93,6 +93,7 @@ def test_hot_kernels_spill_nothing(name):
 
 # ---------------------------------------------------------------- kernels that copy while they compute
 TENSOR_TYPES = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL Q2_K Q3_K Q4_K Q5_K Q6_K".split()
+HEADS = 64, 80, 96, 112, 128, 256               # dims of heads that attention is piped for
 COLUMNS = {1: 80, 8: 80, 32: 96, 64: 128, 256: 168, 512: 255}   # of a product with 4000 rows -> most registers
 
 
@@ -116,13 +117,62 @@ def test_piped_products_spill_nothing(type, n):
         assert b.spill_nbytes == 0 and b.registers <= COLUMNS[n]
 
 
+def by_warpgroups(type, n):
+    from ggjit.ops.cuda.matmul.mul_mat import by_warpgroups
+    from ggjit.ops.cuda.native.launch import launches
+    type = getattr(gg, type)
+    return launches(gg.mul_mat(leaf(type, 4096, 4000), leaf(gg.F32, 4096, n)), by_warpgroups)
+
+
+def fit_twice(type):
+    """Two blocks of a tile of warpgroups have room on a multiprocessor."""
+    for n in (64, 512):
+        for launch in by_warpgroups(type, n):
+            b = built(launch, (9, 0))
+            assert b.spill_nbytes == 0 and b.registers <= 128 and 2 * b.shared_nbytes <= 227 << 10
+        assert launch.block == 256
+
+
+@pytest.mark.parametrize("type", sampled([(t,) for t in TENSOR_TYPES], lambda case: ["one"]))
+def test_two_blocks_of_warpgroups_fit_a_multiprocessor(type):
+    fit_twice(type)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("type", TENSOR_TYPES)
+def test_every_way_of_every_type_on_ampere_and_hopper(type):
+    """Products of all numbers of columns; attention over a cache of the type."""
+    fit_twice(type)
+    for cc in ((8, 0), (9, 0)):
+        made = [x for n in COLUMNS if n > 1 or "F16" not in type for x in pipes(type, n)]
+        made += [x for d in HEADS for n in (1, 8, 512) for x in piped_attention(d, n, getattr(gg, type)) or ()]
+        assert all(built(x, cc).spill_nbytes == 0 for x in made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cc", [(8, 0), (9, 0)], ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
+def test_every_type_is_streamed_on_ampere_and_hopper(cc):
+    from ggjit.ops.cuda.blocks import BLOCKS
+    for type in BLOCKS:
+        *_, launch = piped(gg.mul_mat(leaf(type, 4096, 4000), leaf(gg.F32, 4096, 1)))
+        b = built(launch, cc)
+        assert b.spill_nbytes == 0 and b.registers <= COLUMNS[1]
+
+
+def test_warpgroups_are_hopper_s_instructions():
+    from ggjit.ops.cuda.compiler import frontend
+    ptx = frontend.ptx(by_warpgroups("F16", 512)[-1].make(), (9, 0))
+    assert ptx.count("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16") == 4
+
+
 def piped_attention(d, n, type, rep=4):
     k, q, mask = leaf(type, d, 4096, 8), leaf(gg.F32, d, n, 8 * rep), leaf(gg.F16, 4096, n)
     return piped(gg.flash_attn_ext(q, k, k, mask, 0.1, 0.0, 0.0))
 
 
-@pytest.mark.parametrize("d, n, type", sampled([(d, n, t) for d in (64, 128) for n in (1, 8, 512)
-                                                for t in ("F16", "Q8_0", "Q4_0")], lambda case: [case[0], case[1] > 8]))
+@pytest.mark.parametrize("d, n, type", sampled([(d, n, t) for d in HEADS for n in (1, 8, 512)
+                                                for t in ("F16", "Q8_0", "Q4_0") if d % 32 == 0 or t == "F16"],
+                                               lambda case: [case[0] > 128, case[0] % 32, case[1] > 8]))
 def test_piped_attention_spills_nothing(d, n, type):
     made = piped_attention(d, n, getattr(gg, type))
     assert len(made) == (2 if n < 512 else 1)               # few queries: blocks share the keys
@@ -157,6 +207,17 @@ def test_kernels_beside_a_sort_by_cccl_spill_nothing(monkeypatch, build):
     monkeypatch.setattr(argsort, "available", lambda: True)
     before, after = launches_of(build(leaf(gg.F32, 5000)))
     assert all(built(x, random.choice(ARCHITECTURES)).spill_nbytes == 0 for x in (before, after))
+
+
+def test_kernels_that_leave_codes_spill_nothing():
+    """Those of a node before a product with quantised weights: no op's maker has them."""
+    from ggjit.ops.cuda.matmul.with_codes import before_product
+    x, gate = leaf(gg.F32, 512, 1), leaf(gg.F32, 1024, 1)
+    t = random.choice([gg.mul(x, leaf(gg.F32, 512)), gg.swiglu_split(x, x), gg.geglu(gate)])
+    y = gg.mul_mat(leaf(gg.Q8_0, 512, 64), t)
+    launch, = before_product(t, y, launches_of(y))
+    b = built(launch, random.choice(ARCHITECTURES))
+    assert b.spill_nbytes == 0 and b.registers <= 64 and launch.leaves_result == "codes"
 
 
 @pytest.mark.slow
@@ -197,6 +258,16 @@ def test_every_kernel_compiles(cc):
 def test_functions_of_a_kernel_share_its_memory(type, nbytes):
     """A piece that two device functions ask for would be there twice: one writes it, the other reads its own."""
     assert built(launches_of(product(type, 128))[-1], (9, 0)).shared_nbytes == nbytes
+
+
+def test_the_benchmark_compiles_what_it_launches():
+    """benchmarks.gpu_compile finds the kernels of tokens and of the second set, in every way, Walkers first."""
+    from benchmarks import gpu, gpu_compile
+    names = [x.name for x in gpu_compile.all_of(("walk", "piped"), gpu.FULL, (9, 0))]
+    n = sum(name.startswith("walker") for name in names)
+    assert n >= 8 and all(name.startswith("walker") for name in names[:n])
+    for part in ("mul_mat_warpgroups_128x128_q4_0", "mul_mat_stream_q6_K", "swiglu_split_f32", "flash_attn_piped_f32"):
+        assert any(name.startswith(part) for name in names[n:]), part
 
 
 # ---------------------------------------------------------------- walkers
@@ -294,11 +365,12 @@ def test_numba_cuda_mlir_serves_the_seam(python):
 
 def test_numba_cuda_has_every_function_of_the_seam():
     from ggjit.ops.cuda.compiler import contract, core
-    for name, (n_parameters, _) in {**contract.functions(), **contract.functions((contract.WALKING,))}.items():
+    of_numba_cuda = contract.functions((contract.WALKING, contract.WARPGROUPS))
+    for name, (n_parameters, _) in {**contract.functions(), **of_numba_cuda}.items():
         f = getattr(core, name)
         f, extra = (f.py_func, 0) if hasattr(f, "py_func") else (f._defn, 1)            # intrinsics: typingctx first
         assert len(inspect.signature(f).parameters) == n_parameters + extra, name
-    assert all(hasattr(core, name) for name in contract.MAKERS)
+    assert all(hasattr(core, name) for name in (*contract.MAKERS, *contract.WARPGROUP_MAKERS))
 
 
 def test_an_unknown_gpu_is_a_typed_error():

@@ -1,7 +1,7 @@
 """OpenVINO as an engine of the comparison: products with weights of 4 and 8 bits."""
 import numpy as np
 
-from benchmarks import blocks, engine
+from benchmarks.engines import blocks, engine
 from benchmarks.worker import Missing
 
 try:

@@ -10,9 +10,9 @@ import pathlib
 
 import numpy as np
 
-from benchmarks import llama
-from benchmarks.ggml import Graphs
-from benchmarks.llama import Batch
+from benchmarks.engines import llama
+from benchmarks.engines.ggml import Graphs
+from benchmarks.engines.llama import Batch
 from benchmarks.worker import EngineError
 from ggjit.tools.suite.ggml import libraries
 

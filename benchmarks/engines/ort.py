@@ -1,8 +1,8 @@
 """onnxruntime as an engine of the comparison: MiniLM, and products of 4 and 8 bits (MatMulNBits)."""
 import numpy as np
 
-from benchmarks import blocks, engine
-from benchmarks.minilm_onnx import IR_VERSION, OPSET, onnx_path
+from benchmarks.engines import blocks, engine
+from benchmarks.engines.minilm_onnx import IR_VERSION, OPSET, onnx_path
 from benchmarks.worker import Missing
 
 try:

@@ -4,9 +4,10 @@ import pathlib
 import time
 
 import ggjit
-from benchmarks import engine, machine
+from benchmarks import machine
 from benchmarks.catalogue import GRAPHS
-from benchmarks.our_graphs import Prepared, column_speeds
+from benchmarks.engines import engine
+from benchmarks.engines.our_graphs import Prepared, column_speeds
 from ggjit.cpu.tuning import all_kept
 from ggjit.models import load_model
 from ggjit.models.files.gguf import GGUFFile

@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from benchmarks import llama
+from benchmarks.engines import llama
 from benchmarks.worker import Missing
 
 USE_MMAP, REPACK = 1, 4             # of the flags at the end of llama_model_params

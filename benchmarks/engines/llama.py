@@ -11,7 +11,7 @@ import struct
 
 import numpy as np
 
-from benchmarks import engine
+from benchmarks.engines import engine
 from benchmarks.worker import EngineError, Missing
 
 MEAN_POOLING = 1

@@ -3,7 +3,7 @@ import pickle
 
 import numpy as np
 
-from benchmarks import engine
+from benchmarks.engines import engine
 from benchmarks.worker import EngineError, Missing
 
 

@@ -1,0 +1,111 @@
+"""The kernels that benchmarks.gpu launches, compiled for a compute capability by all processors: no GPU.
+
+    python -m benchmarks.gpu_compile 9.0 [--only ops walk piped] [--every 4 --first 1]
+
+Cubins lie in the cache folder (GGJIT_CACHE_DIR), named by the sources and the compilers' versions, so a run on a card
+finds what was compiled here before, also on another machine.
+"""
+import argparse
+import math
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+import ggjit as gg
+from benchmarks import gpu_walk
+from benchmarks.gpu_piped import piping, works
+from ggjit.cuda import libraries
+from ggjit.graphs.plan_node import nodes_to_compute
+from ggjit.ops.core.spec import Inputs, all_specs
+from ggjit.ops.cuda.matmul.with_codes import before_product
+from ggjit.ops.cuda.native.launch import Launch, makers
+from ggjit.ops.cuda.native.walk import walker_of
+
+PARTS = "walk", "piped", "ops"          # those that take longest first
+
+
+def _kernels(t, cc):
+    """The kernels of a node, in every way that a compute capability has."""
+    with piping(libraries.YES):
+        return [x for launches in libraries.ways(t, cc).values() for x in launches if isinstance(x, Launch)]
+
+
+def ops_kernels(cc):
+    for op in makers():
+        for case in all_specs()[op].cases():
+            yield from _kernels(case.build(Inputs(gg.Context(), np.random.default_rng(0))), cc)
+
+
+def piped_kernels(scale, cc):
+    for work in works(scale):
+        yield from _kernels(work.build(*(gg.Context().new_tensor(*leaf) for leaf in work.leaves)), cc)
+
+
+def walkers(scale):
+    """The Walkers of tokens, of both sets of kernels, and the kernels that they are made of."""
+    for shape in gpu_walk.shapes(scale):
+        for name in gpu_walk.types(scale):
+            y = gpu_walk.token(gpu_walk.new_leaves(gg.Context(), shape, getattr(gg, name)), shape)
+            nodes, _ = nodes_to_compute(gg.Graph(y))
+            for said in (libraries.NO, libraries.YES):
+                with piping(said):
+                    ways = [libraries.ways(t) for t in nodes]
+                made = [x.get(libraries.PIPED, x["own"]) for x in ways]
+                launches = [x for i, t in enumerate(nodes) for x in (
+                    i + 1 < len(nodes) and before_product(t, nodes[i + 1], made[i + 1]) or made[i])]
+                yield walker_of(launches)[0]
+                yield from launches
+
+
+def all_of(parts, scale, cc):
+    """[Launch or Walker], each once; Walkers, which take longest, first, so that processes share them."""
+    made = {"walk": lambda: walkers(scale), "piped": lambda: piped_kernels(scale, cc),
+            "ops": lambda: ops_kernels(cc)}
+    found = {}
+    for part in (part for part in PARTS if part in parts):
+        for x in made[part]():
+            found.setdefault(x.name, x)
+    return sorted(found.values(), key=lambda x: isinstance(x, Launch))
+
+
+def compile_some(cc, parts, first, every):
+    """Compile every so many-th of the kernels, into the cache folder."""
+    from benchmarks.gpu import FULL
+    from ggjit.ops.cuda.compiler.build import binary, walker_binary
+    for x in all_of(parts, FULL, cc)[first::every]:
+        (binary if isinstance(x, Launch) else walker_binary)(x, cc)
+
+
+def compile_all(cc, parts=PARTS, until=math.inf):
+    """All kernels of these parts, by as many processes as there are processors; what is not done by then is compiled
+    where it is needed."""
+    n = os.cpu_count() or 1
+    running = [subprocess.Popen([sys.executable, "-m", "benchmarks.gpu_compile", "{}.{}".format(*cc), "--only", *parts,
+                                 "--first", str(i), "--every", str(n)]) for i in range(n)]
+    for process in running:
+        try:
+            process.wait(None if until == math.inf else max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def main():
+    p = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
+    p.add_argument("cc", help="compute capability, e.g. 9.0")
+    p.add_argument("--only", nargs="*", default=PARTS, help="the parts of benchmarks.gpu")
+    p.add_argument("--first", type=int, help="number of the first kernel that this process compiles")
+    p.add_argument("--every", type=int, default=1, help="it compiles every so many-th from there on")
+    args = p.parse_args()
+    cc = tuple(map(int, args.cc.split(".")))
+    if args.first is None:
+        compile_all(cc, args.only)
+    else:
+        compile_some(cc, args.only, args.first, args.every)
+
+
+if __name__ == "__main__":
+    main()
