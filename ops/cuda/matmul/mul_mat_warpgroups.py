@@ -10,7 +10,7 @@ float16 where they are multiplied (eights.py).
 """
 from numpy import float32 as f32
 
-from ggjit.ops.core.types import BF16
+from ggjit.ops.core.types import BF16, BY_NAME
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.compiler.choice import WARPGROUPS
 from ggjit.ops.cuda.eights import EIGHTS
@@ -34,6 +34,7 @@ from ggjit.ops.cuda.native.views import SRC0, SRC1, nb, ne
 K, LINE, STAGES = 64, 128, 3                    # values and bytes of a column in a step
 MIN_COLUMNS = 33                                # few columns fill no tile: mul_mat_few
 TILES = PipedTile(128, 128, 8, 1), PipedTile(128, 64, 8, 1)
+WIDE = {BY_NAME[name] for name in ("f16", "q4_0", "q4_K", "q6_K")}      # types whose wide tile fits REGISTERS
 ALIGNED = 1024                                  # bytes: of eight lines
 REGISTERS = 128                                 # two blocks of 256 threads a multiprocessor
 ZERO = f32(0)
@@ -122,7 +123,8 @@ def product(t, tile=None):
     n_matrices = b.ne[2] * b.ne[3]
     if not WARPGROUPS or not serves(a, b) or n_matrices > 65535 or a.ne[0] % K or b.ne[1] < MIN_COLUMNS:
         return None
-    tile = tile or next((x for x in TILES if n_tiles(x, a, b) * n_matrices >= ENOUGH_TILES), TILES[-1])
+    tiles = TILES if a.type in WIDE else TILES[1:]
+    tile = tile or next((x for x in tiles if n_tiles(x, a, b) * n_matrices >= ENOUGH_TILES), TILES[-1])
     return columns_16.launch(a, b, turned=True), Launch(
         f"mul_mat_warpgroups_{tile.m}x{tile.n}_{a.type.name}", lambda: _make(a.type, tile),
         (n_tiles(tile, a, b), 1, n_matrices), tile.threads, max_nmse=MAX_NMSE_BF16 if a.type is BF16 else MAX_NMSE,
