@@ -6,7 +6,8 @@ many threads, or with twice as many; what was faster stays.  Results do not depe
 the same bits.
 
     fewer    tried where recent runs are slower than the fastest one by SLOW, else rarely
-    more     tried rarely, and more rarely each time it was in vain or did not last
+    more     tried rarely, and more rarely each time it was in vain or did not last, but within seconds of computing:
+             the other processes may have ended
     judged   by the mean of a few runs without the slowest quarter, in seconds for each nanosecond of planned work;
              plans of about the same work share what was found: a decoder has a new plan whenever its context has grown
 
@@ -23,15 +24,20 @@ SLOW, LEAST_GAIN = 1.25, 1.05
 # the time of the fastest run is multiplied by this after each run, so that it is forgotten
 FADING = 1.002
 FIRST, MOST = 64, 4096          # runs between regular trials: at first, at most
+# seconds, and at least so many runs, after which a larger number is tried in any case
+MOST_SECONDS, LONG_RUNS = 5.0, 256
 FIRST_SLOW, MOST_SLOW = 8, 256  # runs between trials that slow runs caused: at first, at most
 LASTS = 256                     # a larger number of threads that lasts so many runs counts as a success
 
 
 class ThreadChoice:
-    """The number of threads for runs of one amount of work.  Before a run: `n_threads()`; after it: `ran(seconds)`."""
+    """The number of threads for runs of one amount of work.  Before a run: `n_threads()`; after it: `ran(time)`.
 
-    def __init__(self, most):
+    unit: the seconds of a time of 1."""
+
+    def __init__(self, most, unit=1.0):
         self.most = self.n = most           # n: threads outside trials
+        self.unit = unit
         self._tried = 0                     # threads of the trial under way, 0: none
         self._trial = []
         self._fewer_after = self._more_after = FIRST
@@ -42,15 +48,15 @@ class ThreadChoice:
         """Threads of the next run."""
         return self._tried or self.n
 
-    def ran(self, seconds):
-        """The run was done; seconds: or any measure of time that is the same for all runs."""
+    def ran(self, time):
+        """The run was done.  time: of all runs in the same unit."""
         if self._tried:
-            self._trial.append(seconds)
+            self._trial.append(time)
             if len(self._trial) == TRIAL:
                 self._judge()
             return
-        self._recent.append(seconds)
-        self._fastest = min(self._fastest * FADING, seconds)
+        self._recent.append(time)
+        self._fastest = min(self._fastest * FADING, time)
         self._runs += 1
         self._since += 1
         if self._since >= MOST_SLOW:
@@ -72,15 +78,19 @@ class ThreadChoice:
         better = LEAST_GAIN * mean(self._trial) <= mean(self._recent)
         if better:
             if not more:                    # a larger number that did not last is tried less often
-                self._more_after = min(2 * self._more_after, MOST) if self._runs < LASTS else FIRST
+                self._more_after = self._later() if self._runs < LASTS else FIRST
             self._fewer_after, self._slow_after = FIRST, FIRST_SLOW
             self._settle(n, self._trial)
         elif more:
-            self._more_after = min(2 * self._more_after, MOST)
+            self._more_after = self._later()
         else:
             self._fewer_after = min(8 * self._fewer_after, MOST)
             self._slow_after = min(2 * self._slow_after, MOST_SLOW)
         self._tried, self._trial, self._since = 0, [], 0
+
+    def _later(self):
+        """Runs between two trials of a larger number, after one that was in vain."""
+        return min(2 * self._more_after, MOST, max(int(MOST_SECONDS / (mean(self._recent) * self.unit)), LONG_RUNS))
 
     def _settle(self, n, known):
         self.n, self._recent = n, collections.deque(known, RECENT)
@@ -91,9 +101,9 @@ class ThreadChoice:
         return f"<ThreadChoice {self.n} of {self.most}>"
 
 
-def mean(seconds):
+def mean(times):
     """The mean of all but the slowest quarter, since some runs are slow on any machine."""
-    kept = sorted(seconds)[:len(seconds) - len(seconds) // 4]
+    kept = sorted(times)[:len(times) - len(times) // 4]
     return sum(kept) / len(kept)
 
 
@@ -105,4 +115,4 @@ def choice_of(n_threads, nanoseconds):
     if n_threads < 2 or nanoseconds < LEAST_NANOSECONDS or choices.SETTING == "off":
         return None
     key = n_threads, int(nanoseconds).bit_length()
-    return _choices.setdefault(key, ThreadChoice(n_threads))
+    return _choices.setdefault(key, ThreadChoice(n_threads, nanoseconds))

@@ -77,6 +77,17 @@ def test_threads_leave_when_it_gets_busy_and_come_back():
             assert choice.n == 2
 
 
+def test_long_runs_get_their_threads_back_within_seconds():
+    """However often a larger number was tried in vain: tokens of 50 ms, after minutes beside other processes."""
+    for seed in SEEDS:
+        rng, choice = random.Random(seed), ThreadChoice(2, 0.05)
+        simulate(choice, 500, partial(idle, rng))
+        simulate(choice, 8000, lambda n: 1.0 if n == 1 else rng.uniform(1.5, 2.5))
+        assert choice.n == 1
+        _, used = simulate(choice, 1000, partial(idle, rng))
+        assert used.index(2) <= thread_choice.LONG_RUNS + thread_choice.RECENT and choice.n == 2
+
+
 def test_many_threads_go_by_halves():
     rng, choice = random.Random(0), ThreadChoice(64)
     _, used = simulate(choice, 3000, lambda n: rng.uniform(1, 1.1) * (1 + abs(n - 8)))         # eight are best
