@@ -161,8 +161,8 @@ def idle_check(when, seconds=0.7):
         time.sleep(seconds)
     load = " ".join(pathlib.Path("/proc/loadavg").read_text().split()[:3])
     ok = others.cores < IDLE_CORES
-    return (f"{'' if ok else 'WARNING, NOT IDLE: '}{when}: others keep {others.cores:.2f} of {os.cpu_count()} cores "
-            f"busy, load average {load}")
+    return (f"{'' if ok else 'WARNING, NOT IDLE: '}{when}: other processes use {others.cores:.2f} of {os.cpu_count()} "
+            f"cores; load averages of the last 1, 5 and 15 minutes, work of this benchmark included: {load}")
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def main(argv=None):
 
     def log(line):
         print(line, file=sys.stderr, flush=True)
-    print("# Whisper base beside its peers\n\nWritten by `python -m benchmarks.speech`; what the columns mean is said "
+    print("# Whisper base beside its peers\n\nWritten by `python -m benchmarks.speech`; the module's docstring explains the "
           f"there. {cpu_model()}; {idle_check('at the start')}.\n\n| work | threads | type | ggjit | peer | its time | "
           "ratio |\n|---|---|---|---|---|---|---|")
     said = []
