@@ -215,9 +215,9 @@ def main(argv=None):
 
     def log(line):
         print(line, file=sys.stderr, flush=True)
-    print("# Whisper base beside its peers\n\nWritten by `python -m benchmarks.speech`; the module's docstring explains the "
-          f"there. {cpu_model()}; {idle_check('at the start')}.\n\n| work | threads | type | ggjit | peer | its time | "
-          "ratio |\n|---|---|---|---|---|---|---|")
+    print("# Whisper base beside its peers\n\nWritten by `python -m benchmarks.speech`; its docstring explains "
+          f"the columns. {cpu_model()}; {idle_check('at the start')}.\n\n| work | threads | type | ggjit | peer | "
+          "its time | ratio |\n|---|---|---|---|---|---|---|")
     said = []
     for n_threads in map(int, args.threads.split(",")):
         found, said = engines(args, n_threads)

@@ -311,8 +311,8 @@ def main(argv=None):
     def log(line):
         print(line, file=sys.stderr, flush=True)
     peer = "libmtmd of a build of one's own" if args.mtmd else f"libmtmd of the {PACKAGE} wheel"
-    print(f"# Vision encoders beside {peer}\n\nWritten by `python -m benchmarks.vision`; the module's docstring explains the "
-          f"there. {cpu_model()}; {'processor time; ' * args.processor}"
+    print(f"# Vision encoders beside {peer}\n\nWritten by `python -m benchmarks.vision`; its docstring "
+          f"explains the columns. {cpu_model()}; {'processor time; ' * args.processor}"
           f"{idle_check('at the start')}.\n\n| encoder | type | threads | ggjit | libmtmd | ratio | "
           "target | off by, of the largest |\n|---|---|---|---|---|---|---|---|")
     for n_threads in map(int, args.threads.split(",")):

@@ -34,6 +34,11 @@ def busy(rng, n_threads):
     return 0.75 if rng.random() < 0.3 else rng.uniform(3.5, 5)
 
 
+def slower(rng, n_threads):
+    """Two threads are always slower than one."""
+    return 1.0 if n_threads == 1 else rng.uniform(1.5, 2.5)
+
+
 def alone(seconds, rng, n_threads, _):
     return seconds(rng, n_threads)
 
@@ -82,7 +87,7 @@ def test_long_runs_get_their_threads_back_within_seconds():
     for seed in SEEDS:
         rng, choice = random.Random(seed), ThreadChoice(2, 0.05)
         simulate(choice, 500, partial(idle, rng))
-        simulate(choice, 8000, lambda n: 1.0 if n == 1 else rng.uniform(1.5, 2.5))
+        simulate(choice, 8000, partial(slower, rng))
         assert choice.n == 1
         _, used = simulate(choice, 1000, partial(idle, rng))
         assert used.index(2) <= thread_choice.LONG_RUNS + thread_choice.RECENT and choice.n == 2
