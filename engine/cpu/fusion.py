@@ -18,7 +18,18 @@ import itertools
 import numpy as np
 
 from ggjit.core.table import TABLE
-from ggjit.cpu import fusion_walk as walk
+from ggjit.cpu.fusion_walk import (
+    APART,
+    APART_WORDS,
+    FAR,
+    READS,
+    TOOK_WORDS,
+    USES,
+    all_permitted,
+    describe,
+    number_windows,
+    take_runs,
+)
 from ggjit.graphs.node_kinds import N_PARAM_WORDS
 from ggjit.graphs.plan_node import PlanNode, PlanParts, Spots
 from ggjit.ops.core.fusion_pattern import all_fusions
@@ -37,7 +48,7 @@ def fuse_nodes(singles, graph, places, n_threads):
 def still_permitted(parts, places):
     """Does the memory, as it is now, permit the fused parts?"""
     uses, (first, last) = places.tensors.uses, places.spans()
-    return all(walk.all_permitted(like.spots.apart, len(like.spots.apart), runs, *runs.shape, uses, uses.shape[1],
+    return all(all_permitted(like.spots.apart, len(like.spots.apart), runs, *runs.shape, uses, uses.shape[1],
                                   first, last) for like, _, runs in parts.fused)
 
 
@@ -63,12 +74,12 @@ class _Fusing:
     def __init__(self, singles, ops, graph, n_threads):
         self.singles, self.ops, self.n_threads = singles, ops, n_threads
         self.fusions, self.likes, self.known = all_fusions(), dict(singles.likes), {}
-        self.facts, self.n_kinds = walk.describe(graph, singles.ids, singles.kinds), 1 + max(singles.likes)
+        self.facts, self.n_kinds = describe(graph, singles.ids, singles.kinds), 1 + max(singles.likes)
 
     def parts(self, starts, places):
         """The PlanParts.  starts: nodes with which a run may begin."""
         n, windows = len(self.ops), np.empty(len(starts), np.int64)
-        walk.number_windows(self.facts, n, starts, len(starts), windows)
+        number_windows(self.facts, n, starts, len(starts), windows)
         first = dict(zip(windows[::-1].tolist(), starts[::-1].tolist(), strict=True))
         tries = _Tries([self._tries(first[w]) for w in range(len(first))], self.likes)
         took = tries.taken(starts, windows, n, places)
@@ -94,7 +105,7 @@ class _Fusing:
             run = self._run(before or fusion.ops, i)
             if run and before and before not in seen:
                 seen.add(before)
-                is_apart, n_reads = self.facts[run[-1], [walk.APART, walk.READS]].tolist()
+                is_apart, n_reads = self.facts[run[-1], [APART, READS]].tolist()
                 if not is_apart:
                     tries += self._computed_again(before, run, i + len(run), max(n_reads, 1))
             elif run and not before and (kind := self._kind(fusion, run)) is not None:
@@ -112,7 +123,7 @@ class _Fusing:
         made, ways = self.singles.nodes[first[-1]], []
         for fusion in self.fusions[before[0]]:
             rest = self._run(fusion.ops[len(before):], at) if fusion.ops[:fusion.again] == before else ()
-            if not rest or rest[-1] >= first[0] + walk.FAR:
+            if not rest or rest[-1] >= first[0] + FAR:
                 continue
             kind = self._kind(fusion, (*first, *rest), first[-1])
             if kind is None:
@@ -131,7 +142,7 @@ class _Fusing:
         if key not in self.known:
             nodes = tuple([self.singles.nodes[k] for k in run])
             needed = [is_apart or n_reads > 1 and k != free for k, (is_apart, n_reads) in
-                      zip(run, self.facts[list(run[:-1])][:, [walk.APART, walk.READS]].tolist(), strict=False)]
+                      zip(run, self.facts[list(run[:-1])][:, [APART, READS]].tolist(), strict=False)]
             kernels = [self.likes[int(self.singles.kinds[k])].kernel for k in run]
             found = _found(fusion, nodes, kernels, needed, self.n_threads)
             self.known[key] = None if found is None else self.n_kinds + len(self.known)
@@ -145,11 +156,11 @@ class _Fusing:
         nodes = [self.singles.nodes[k] for k in run]
         first, tensors = {}, (*nodes, *[s for t in nodes for s in t.src])
         return (*[first.setdefault(id(x), k) for k, x in enumerate(tensors)],
-                self.facts[list(run), :walk.USES].tobytes())
+                self.facts[list(run), :USES].tobytes())
 
 
 class _Tries:
-    """The tries of all windows, as numbers (engine/cpu/fusion_walk.py).
+    """The tries of all windows, as numbers (engine/cpu/py).
 
     nodes_of   [number of a run]: its nodes, counted from the first node of the window
     """
@@ -164,7 +175,7 @@ class _Tries:
         for (nodes, n, kind), begin, end in zip(runs, ends, ends[1:], strict=False):
             rows.append((kind, n, nodes[-1] + 1, starts[kind], starts[kind] + len(apart[kind]), begin, end))
         self.runs, self.nodes = (np.array(x, np.int64) for x in (rows, list(itertools.chain(*self.nodes_of))))
-        self.apart = np.concatenate([*apart.values(), np.zeros((0, walk.APART_WORDS), np.int64)])
+        self.apart = np.concatenate([*apart.values(), np.zeros((0, APART_WORDS), np.int64)])
         ends = list(itertools.accumulate((len(one) for window in tries for one in window), initial=0))
         covered = [one[-1][0][-1] + 1 for window in tries for one in window]
         self.tries = np.array(list(zip(ends, ends[1:], covered, strict=False)), np.int64)
@@ -172,11 +183,11 @@ class _Tries:
 
     def taken(self, starts, windows, n_nodes, places):
         """The runs that are taken, a row of TOOK_ words each."""
-        out, uses, spans = np.empty((n_nodes, walk.TOOK_WORDS), np.int64), np.zeros((0, 0), np.int64), ()
+        out, uses, spans = np.empty((n_nodes, TOOK_WORDS), np.int64), np.zeros((0, 0), np.int64), ()
         if places is not None:
             uses, spans = places.tensors.uses, places.spans()
         where = np.array([address_of(a) for a in spans] or [0, 0], np.int64)
-        n = walk.take_runs(starts, windows, len(starts), self.begins, self.tries, self.runs, self.nodes, self.apart,
+        n = take_runs(starts, windows, len(starts), self.begins, self.tries, self.runs, self.nodes, self.apart,
                            uses, uses.shape[1], where, out)
         return out[:n]
 
@@ -195,7 +206,7 @@ def _found(fusion, nodes, kernels, needed, n_threads):
     apart = [(*spot[id(t)], *spot[id(s)], unless) for t, s, unless in _apart(nodes, stored, reads, made)]
     spots = Spots(tuple(k for k, is_needed in enumerate(needed) if not is_needed),
                   *(tuple([spot[id(x)] for x in some]) for some in (reads, made.by_row, made.ahead)),
-                  np.array(apart, np.int64).reshape(-1, walk.APART_WORDS))
+                  np.array(apart, np.int64).reshape(-1, APART_WORDS))
     return PlanNode(nodes[-1], made.kernel, fusion.module, reads, nodes, params,
                     frozenset([nodes[k].id for k in spots.left_out]), made.by_row, made.ahead, spots)
 

@@ -313,6 +313,14 @@ class GGUFFile:
                                f"pass the bytes on, and read them there with GGUFFile.from_bytes")
         return type(self), (os.path.abspath(self.path),)
 
+    def with_part(self, part, tensors):
+        """This file, of the same mapping, with one more part, whose `tensors` {name: TensorInfo} take the place of its
+        own."""
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self), _others=(*self._others, part), read_keys=set(),
+                           tensors=MappingProxyType({**self.tensors, **tensors}))
+        return other
+
     @property
     def parts(self):
         return self, *self._others              # kept without itself: the mapping ends with the last reference to it

@@ -2,10 +2,8 @@
 
     file    header | norms | matrices ...           one more part, in memory    | matrices in the new type ...
 """
-import copy
 import mmap
 import re
-from types import MappingProxyType
 
 import numpy as np
 
@@ -62,10 +60,7 @@ def quantized_file(file, type, keep=()):
                 part.map()[at:at + piece.size] = piece
                 at += piece.size
             step()
-    other = copy.copy(file)
-    other.parts, other.read_keys = (*file.parts, part), set()
-    other.tensors = MappingProxyType({**file.tensors, **places})
-    return other
+    return file.with_part(part, places)
 
 
 def _weight_type(type):
