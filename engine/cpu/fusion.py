@@ -42,7 +42,10 @@ def fuse_nodes(singles, graph, places, n_threads):
     tensor has memory of its own."""
     ops = TABLE.words[singles.ids, T_OP].astype(np.uint8)
     starts = np.flatnonzero(_begins_a_run()[ops[:-1], ops[1:]])
-    return _Fusing(singles, ops.tobytes(), graph, n_threads).parts(starts, places) if len(starts) else singles
+    if not len(starts):
+        return singles
+    _ = all_permitted.address       # compiled now: a run whose memory has moved should not wait for that
+    return _Fusing(singles, ops.tobytes(), graph, n_threads).parts(starts, places)
 
 
 def still_permitted(parts, places):
@@ -160,7 +163,7 @@ class _Fusing:
 
 
 class _Tries:
-    """The tries of all windows, as numbers (engine/cpu/py).
+    """The tries of all windows, as numbers (engine/cpu/fusion_walk.py).
 
     nodes_of   [number of a run]: its nodes, counted from the first node of the window
     """
