@@ -101,7 +101,7 @@ def a_bad_index_is_reported_and_the_next_run_is_clean(a, bad):
     graph = gg.Graph(y)
     allocator = gg.GraphAllocator(a)
     allocator.alloc_graph(graph)
-    a.graph_compute(graph)                          # submitted; the error comes where somebody waits
+    a.graph_compute(graph)                          # submitted; the error comes from `synchronize`
     with pytest.raises(gg.IndexRangeError, match=f"index {bad} is out of range"):
         a.synchronize()
     ids.set(np.array([1, 2, 3], np.int32))

@@ -1,7 +1,7 @@
 """Devices for tests: they compute on the CPU, but look like accelerators.
 
     Fake("A", ops={OP.ADD})                 supports only these ops (None: all the CPU has)
-    Fake("A", host=False)                   private memory: nobody else reads it, values move through slots only
+    Fake("A", host=False)                   private memory: values move only through the device's own functions
     Fake("A", delay=1e-3)                   an asynchronous stream: work is done later, by a thread, in order
     Fake("A", memory=1 << 20)               OutOfMemory beyond it
     Fake("A", fail={"graph_compute"})       these slots raise

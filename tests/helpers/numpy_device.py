@@ -1,7 +1,7 @@
 """A device whose memory and kernels have nothing to do with ggjit's: bytes of its own, NumPy, every slot.
 
-Its memory is a dict of bytearrays that nobody else reaches; a stream is a list of jobs that `synchronize` runs, so what
-reads results too early sees the poison.  `calls` counts the slots that were used.
+Its memory is a dict of bytearrays, which only its own functions reach; a stream is a list of jobs that `synchronize`
+runs, so a read before that returns the poison.  `calls` counts the slots that were used.
 """
 import collections
 

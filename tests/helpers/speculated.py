@@ -3,7 +3,7 @@ import numpy as np
 
 
 def text_is_that_of_plain_decoding(m, speculative, **options):
-    """Also where somebody else uses the model in between.  options: of m.generate."""
+    """Also where other calls use the model in between.  options: of m.generate."""
     prompt = np.random.default_rng(5).integers(0, 90, 30).tolist()
     want = m.generate(prompt, 60, cache_prompt=False, **options)
     list(want)

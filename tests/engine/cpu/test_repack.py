@@ -50,11 +50,14 @@ def matrix(type, k, m, buft=REPACK):
     return t, raw, ctx
 
 
-def planned(y, n_threads=2):
+def computed(y, n_threads=2):
+    """The plan of y, after a run."""
     cpu = gg.init_backend("CPU", n_threads=n_threads)
     graph = gg.Graph(y)
     gg.GraphAllocator(cpu).alloc_graph(graph)
-    return cpu.graph_plan_create(graph)
+    plan = cpu.graph_plan_create(graph)
+    plan.compute()
+    return plan
 
 
 @pytest.mark.parametrize("type", TYPES, ids=repr)
@@ -100,8 +103,7 @@ def product_is_that_of_the_file(type, n):
     k, m = (unit * int(rng.integers(1, most)) for unit, most in ((block, max(3, 600 // block)), (rows, 8)))
     t, raw, ctx = matrix(type, k, m)
     x = rng.standard_normal((n, k)).astype(np.float32)
-    plan = planned(y := gg.mul_mat(t, b := gg.from_numpy(ctx, x)))
-    plan.compute()
+    plan = computed(y := gg.mul_mat(t, b := gg.from_numpy(ctx, x)))
     got = plan.numpy(y)
     assert "repacked" in plan.kernels[0].name
     seen = rounded(type, x) if type.quantized else x.astype(np.float64)
@@ -141,8 +143,7 @@ def experts_are_those_of_the_file(type, n_tokens):
     assert packed.bytes() == file.bytes()
     answers = []
     for n_threads in (1, 3):
-        plan = planned(y := gg.mul_mat_id(packed, b, ids), n_threads)
-        plan.compute()
+        plan = computed(y := gg.mul_mat_id(packed, b, ids), n_threads)
         assert "mul_mat_id-repacked" in plan.kernels[0].name
         answers.append(plan.numpy(y))
     assert answers[0].tobytes() == answers[1].tobytes()
@@ -173,14 +174,12 @@ def test_threads_and_columns_do_not_change_the_bytes(type):
     answers = []
     for n_threads in (1, 2, 3):
         with sharing.forced(sharing.RULE_NANOSECONDS):      # whatever was measured on this machine
-            plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x)), n_threads)
-        plan.compute()
+            plan = computed(y := gg.mul_mat(t, gg.from_numpy(ctx, x)), n_threads)
         assert plan.n_used == n_threads
         answers.append(plan.numpy(y))
     assert answers[0].tobytes() == answers[1].tobytes() == answers[2].tobytes()
     for j in (0, 16) if type.quantized else ():         # one column of floats is summed in another order
-        plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x[j:j + 1])))
-        plan.compute()
+        plan = computed(y := gg.mul_mat(t, gg.from_numpy(ctx, x[j:j + 1])))
         assert plan.numpy(y).tobytes() == answers[0][j].tobytes()
 
 
@@ -196,8 +195,7 @@ def test_threads_that_have_columns_of_their_own_give_the_same_bytes(type, rule, 
         for n_threads in (1, 2, 3, 7):
             assert n_threads == 7 or codes.cut_by_columns.py_func(m, n, k, t.nbytes, n_threads)
             with sharing.forced(1.0):
-                plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x)), n_threads)
-            plan.compute()
+                plan = computed(y := gg.mul_mat(t, gg.from_numpy(ctx, x)), n_threads)
             assert plan.n_used == n_threads
             answers.append(plan.numpy(y).tobytes())
         assert len(set(answers)) == 1
@@ -217,8 +215,7 @@ def test_rows_of_a_table_are_those_of_the_file(type):
     m = rows * int(rng.integers(1, 6))
     t, _, ctx = matrix(type, type.block * int(rng.integers(1, max(3, 300 // type.block))) * 8, m)
     ids = rng.integers(0, m, int(rng.integers(1, 9))).astype(np.int32)
-    plan = planned(y := gg.get_rows(t, gg.from_numpy(ctx, ids)), int(rng.integers(1, 4)))
-    plan.compute()
+    plan = computed(y := gg.get_rows(t, gg.from_numpy(ctx, ids)), int(rng.integers(1, 4)))
     assert plan.numpy(y).tobytes() == np.ascontiguousarray(t.numpy()[ids]).tobytes()
     assert "repacked" in plan.kernels[0].name
     with pytest.raises(IndexRangeError, match=str(m)):
@@ -249,8 +246,7 @@ def test_what_the_layout_cannot_take_is_refused(type, ne):
 
 def test_a_leaf_that_changes_its_layout_stops_the_plan():
     t, raw, ctx = matrix(gg.F32, 64, 32)
-    plan = planned(gg.mul_mat(t, gg.from_numpy(ctx, np.ones((1, 64), np.float32))))
-    plan.compute()
+    plan = computed(gg.mul_mat(t, gg.from_numpy(ctx, np.ones((1, 64), np.float32))))
     plain = gg.HostBuffer(CPU.device.buffer_type(), len(raw))
     TABLE.place(t.id, plain.id, 0)
     with pytest.raises(ParamError, match="CPU_REPACK.*make the plan again"):
@@ -261,8 +257,7 @@ def test_a_leaf_that_changes_its_layout_stops_the_plan():
 def test_a_scheduler_runs_products_with_repacked_weights(type):
     t, _, ctx = matrix(type, 64, 32)
     y = gg.mul_mat(t, x := gg.from_numpy(ctx, np.random.default_rng().standard_normal((4, 64)).astype(np.float32)))
-    plan = planned(y)
-    plan.compute()
+    plan = computed(y)
     want = plan.numpy(y)
     graph, sched = gg.Graph(y2 := gg.mul_mat(t, x)), gg.Scheduler([CPU])
     sched.graph_compute(graph)
@@ -463,8 +458,7 @@ def test_every_tile_of_the_layout_gives_the_same_bytes(type):
         for n in (1, 2):
             y = gg.mul_mat(w, gg.from_numpy(ctx, x[:n]))
             with choices.forced(tile):
-                plan = planned(y)
-            plan.compute()
+                plan = computed(y)
             names.add(plan.kernels[0].name)
             results.add(plan.numpy(y)[:1].tobytes())
     assert len(results) == 1 and len(names) == len(choices.layout_candidates(type)) + 2
@@ -480,8 +474,7 @@ def test_every_processors_tiles_of_columns_give_the_same_bytes(type, n, monkeypa
     results, names = set(), set()
     for rule in (choices.INTEL, choices.ZEN5):
         monkeypatch.setattr(choices, "RULE", rule)
-        plan = planned(y)
-        plan.compute()
+        plan = computed(y)
         names.add(plan.kernels[0].name)
         results.add(plan.numpy(y).tobytes())
     assert len(results) == 1 and len(names) == 2
@@ -493,14 +486,12 @@ def test_tiles_of_every_shape_give_the_same_bytes(type, monkeypatch):
     m, k, parts = 5 * repack.unit(type)[1], 3 * k_of(type), codes.FORMATS[type].n_parts > 1
     w, _, ctx = matrix(type, k, m)
     y = gg.mul_mat(w, gg.from_numpy(ctx, np.random.default_rng().standard_normal((5, k)).astype(np.float32)))
-    plan = planned(y)
-    plan.compute()
+    plan = computed(y)
     want = plan.numpy(y)
     for how in (dict(n_groups=2, in_turn=True), dict(n_groups=2, unpacks=parts, n_lines=1),
                 dict(n_groups=1, in_turn=True, unpacks=parts)):
         shape = codes._Shape(**{"n_columns": 3, "narrower": True, "prefetch": "near", **how})
         monkeypatch.setattr(codes, "_shape", lambda *args, shape=shape: shape)
-        plan = planned(y)
+        plan = computed(y)
         assert str(shape) in plan.kernels[0].name
-        plan.compute()
         assert plan.numpy(y).tobytes() == want.tobytes(), how

@@ -158,7 +158,7 @@ def test_schedulers_that_only_read_the_same_leaf_do_not_wait():
     with gg.Context():
         two.graph_compute(gg.Graph(gg.add(x, x)))
     assert one in IN_FLIGHT
-    assert (x.numpy() == 3).all() and one in IN_FLIGHT, "nor does a read of what nobody writes"
+    assert (x.numpy() == 3).all() and one in IN_FLIGHT, "reading a tensor that no stream writes does not wait either"
     one.synchronize()
 
 

@@ -54,7 +54,7 @@ def test_one_network_is_trained_by_one_thread():
         for call in (net.fit, net.predict, lambda: gg.train.evaluate(net.x, net.y, (X, Y))):
             with pytest.raises(gg.train.InUse, match="is used by fit in another thread; wait until it has ended, or"):
                 call()
-    assert there.found[0].steps == alone.fit().steps                # as if nobody had asked
+    assert there.found[0].steps == alone.fit().steps                # the refused calls have changed nothing
     assert net.fit().steps                                          # and it is free again
 
 
