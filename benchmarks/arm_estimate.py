@@ -141,14 +141,15 @@ def table(found):
     yield "# Products on ARM, an estimate"
     yield ""
     yield (f"These figures are estimates of {datetime.date.today()}; nothing was run. `python -m "
-           "benchmarks.arm_estimate` compiles ggjit's kernels and llama.cpp's source (clang, without SVE) and passes the "
-           "innermost loop of each to llvm-mca. llvm-mca has models of the processors and says how many cycles a loop "
-           "takes if all data are in the first-level cache. Its model for Apple is that of an older core. Instructions and cycles are those of "
-           f"{PER} weights times one column. In the last column, below 1 ggjit needs fewer cycles.")
+           "benchmarks.arm_estimate` compiles ggjit's kernels and llama.cpp's source (clang, without SVE) and passes "
+           "the innermost loop of each to llvm-mca. llvm-mca has models of the processors and says how many cycles a "
+           "loop takes if all data are in the first-level cache. Its model for Apple is that of an older core. Instructions "
+           f"and cycles are those of {PER} weights times one column. In the last column, below 1 ggjit needs fewer "
+           "cycles.")
     yield ""
     yield ("The F16 rows are not the same work: ggml multiplies and sums in float16, ggjit sums in float32. With "
-           "fp16fml (v8.4 and later) one instruction multiplies halves and adds the products to floats. Without fp16fml "
-           "(neoverse-n1) ggjit converts halves first, which takes more than twice ggml's cycles.")
+           "fp16fml (v8.4 and later) one instruction multiplies halves and adds the products to floats. Without "
+           "fp16fml (neoverse-n1) ggjit converts halves first, which takes more than twice ggml's cycles.")
     for processor, lines in found.items():
         yield ""
         yield f"## {processor} ({PROCESSORS[processor][0]})"
