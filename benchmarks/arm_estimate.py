@@ -143,9 +143,9 @@ def table(found):
     yield (f"These figures are estimates of {datetime.date.today()}; nothing was run. `python -m "
            "benchmarks.arm_estimate` compiles ggjit's kernels and llama.cpp's source (clang, without SVE) and passes "
            "the innermost loop of each to llvm-mca. llvm-mca has models of the processors and says how many cycles a "
-           "loop takes if all data are in the first-level cache. Its model for Apple is that of an older core. Instructions "
-           f"and cycles are those of {PER} weights times one column. In the last column, below 1 ggjit needs fewer "
-           "cycles.")
+           "loop takes if all data are in the first-level cache. Its model for Apple is that of an older core. "
+           f"Instructions and cycles are those of {PER} weights times one column. In the last column, below 1 ggjit "
+           "needs fewer cycles.")
     yield ""
     yield ("The F16 rows are not the same work: ggml multiplies and sums in float16, ggjit sums in float32. With "
            "fp16fml (v8.4 and later) one instruction multiplies halves and adds the products to floats. Without "
