@@ -1,4 +1,4 @@
-"""How much memory will this graph take?  Measured without allocating anything.
+"""gg.measure: the memory that a graph will need, computed without allocating anything.
 
     report = gg.measure(graph)                  # peak, lower bound, what is alive at the peak, pictures
     report.diff(gg.measure(graph, planner="ggml"))

@@ -1,4 +1,4 @@
-"""Memory of a worker: a buffer is the number of an arena there."""
+"""Memory of a worker: a buffer is the number of an arena in the worker's process."""
 from ggjit.cluster import protocol as p
 from ggjit.core.arguments import buffer_size
 from ggjit.core.buffer import USAGE_WEIGHTS, Buffer, BufferType, as_bytes, require_byte

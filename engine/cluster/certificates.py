@@ -1,4 +1,4 @@
-"""Certificates: who may connect to whom off loopback.
+"""TLS certificates: which processes may connect from other machines.
 
     ggjit worker --make-certs certs         certs/ca.pem  ca-key.pem  node.pem  node-key.pem
     gg.cluster.connect("tls://10.0.0.2:8790", tls="certs")

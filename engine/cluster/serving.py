@@ -1,4 +1,4 @@
-"""A process that is a worker and nothing else: `ggjit worker`."""
+"""`ggjit worker`: a process that only serves as a worker."""
 import asyncio
 import contextlib
 import json

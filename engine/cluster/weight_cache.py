@@ -1,4 +1,4 @@
-"""Weights that a worker keeps on its disk, by their content: a model that is loaded again does not cross the network.
+"""Weights that a worker keeps on its disk under a hash of their content, so that a model is sent only once.
 
     driver   HAVE key      ->   worker   it has: copies them into the arena, done
                                          it has not: the driver sends the bytes, and then KEEP key

@@ -1,4 +1,4 @@
-"""Data versions: was a tensor written since its last copy?
+"""Data versions of tensors: they show whether a tensor was written since it was copied.
 
 The scheduler copies tensors between devices.  A copy of an input that was not written since is still valid, so every
 write is counted: in one word of the tensor's row in the table, and per buffer for writes that name no tensor.

@@ -1,4 +1,4 @@
-"""Which threads walk on: some are left out of a run, while waiting for them costs more than they bring, and come back.
+"""The threads that take part in a run: threads that cost more waiting than they save are left out, and come back.
 
 A walk is cut into stretches, each with a team of threads.  At a barrier where all threads meet, thread 0 may end the
 stretch; the others leave, and the next one begins with half the team, or with twice as many:

@@ -1,4 +1,4 @@
-"""How many of its threads run a plan: some are taken out where waiting for them costs more than they bring, and back.
+"""How many of its threads run a plan: a thread leaves if waiting for it costs more than it saves, and later returns.
 
 Beside other processes a thread may be descheduled, and all others wait for it at the next barrier: two threads of a
 decoder were half as fast as one.  So runs are timed as they come, and now and then a few of them are made with half as

@@ -1,4 +1,4 @@
-"""Memory of a meta device: each tensor is some Parts, one on every device.
+"""Memory of a meta device: each tensor consists of Parts, one on every device.
 
     leaf        allocated for the meta device: parts of its own on each device, written and read slice by slice
     result      parts that the run which computed it holds (run.py)

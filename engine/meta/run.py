@@ -1,4 +1,5 @@
-"""A graph on the parts of a meta device: the graph of each device, in stretches that end where results have to meet."""
+"""Runs a graph on the parts of a meta device: a graph for each device, in stretches that end where devices exchange
+results."""
 import numpy as np
 
 from ggjit.core.buffer import place

@@ -1,4 +1,4 @@
-"""The nodes of a plan as a profile sees them, and what it measured of them.
+"""The nodes of a plan in a profile, with the times measured for them.
 
     PlanFacts(plan, i, j)       names, kernels, bytes and operations of nodes i..j-1, without keeping their tensors
     Record(trace_buffer, before)    the runs of these nodes while one profile was open: sums of clock ticks, the last

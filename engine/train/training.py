@@ -1,4 +1,4 @@
-"""A network with gradients and an optimiser: the four graphs of a training.
+"""Training: the four graphs of a network with gradients and an optimiser.
 
     forward      outputs and loss                             evaluation
     first        loss, classes, and gradients copied to where they are summed

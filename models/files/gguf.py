@@ -1,4 +1,4 @@
-"""GGUF files: a bounded reader.  A file is judged whole before anything of it is used.
+"""GGUF files: a bounded reader.  It checks the whole file before it returns anything.
 
         0        4         8            16          24
         "GGUF" | version | n_tensors  | n_kv      | n_kv entries: key, value type, value

@@ -1,4 +1,4 @@
-"""Text, token by token."""
+"""Generation of one text, token by token."""
 import collections
 import inspect
 import itertools

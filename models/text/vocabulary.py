@@ -1,4 +1,4 @@
-"""What every tokenizer shares: the vocabulary of the file, special tokens, ids -> text.
+"""The common part of all tokenizers: the vocabulary of the file, special tokens, ids -> text.
 
 A kind of vocabulary is a subclass that says which `tokenizer.ggml.model` it reads: `class X(Tokenizer, models=("x",))`.
 """

@@ -1,4 +1,4 @@
-"""One model that answers many: a thread computes, requests wait for what it gives.
+"""One model for many clients: one thread computes, requests wait for their results.
 
     event loop      prepare -> RunningBatch.submit        pieces of text <- call_soon_threadsafe
     the thread      RunningBatch.turn, again and again    embeddings and rankings between turns, when nothing is in work

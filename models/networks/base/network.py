@@ -1,4 +1,4 @@
-"""What all networks share: the file, its weights, its tokenizer, and plans kept per input shape."""
+"""The base class of all networks: the file, its weights, its tokenizer, and plans kept for each input shape."""
 import dataclasses
 import time
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Silero VAD: is there speech?  One probability per window of 512 samples (32 ms at 16 kHz).
+"""Silero VAD: the probability of speech in each window of 512 samples (32 ms at 16 kHz).
 
     window [512] -> mirrored at both ends [640] -> STFT as a convolution [4, 258] -> magnitudes [4, 129]
                  -> 4 x (convolution of 3 taps + bias, ReLU), strides 1 2 2 1 -> [1, 128]
