@@ -4,7 +4,7 @@
                                          it has not: the driver sends the bytes, and then KEEP key
 
 The key is the hash of the bytes.  The worker computes it itself, before it keeps something and after it has read it: a
-damaged file is sent anew, and no driver can put false weights there for another.
+damaged file is sent again, and no driver can put false weights there for another.
 """
 import os
 import pathlib

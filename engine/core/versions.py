@@ -8,7 +8,7 @@ write is counted: in one word of the tensor's row in the table, and per buffer f
 
 Versions are reliable because arrays of tensor memory are read-only unless taken by `with t.write() as a:`.  Memory that
 can be written without being counted (the user's own array, `buf.arena` once it was read, leaves placed on top of each
-other) makes `Buffer.trusted` False, and its tensors are always copied anew.
+other) makes `Buffer.trusted` False, and its tensors are always copied again.
 """
 import functools
 

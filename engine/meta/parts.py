@@ -96,7 +96,7 @@ class MetaBuffer(Buffer):
         found = self._parts.get((t.id, t.generation))
         if found is None:
             raise NotAllocated(f"{describe(t)} was not computed on {self.buft.device.name}, or its memory was given to "
-                               f"another; compute it, or allocate it anew")
+                               f"another; compute it, or allocate it again")
         return found
 
     def computed(self, parts):

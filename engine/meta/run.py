@@ -18,7 +18,7 @@ from ggjit.tensors.repeats import builders
 
 
 def run_of(backend, graph):
-    """The MetaRun of a graph of placed tensors, made anew where leaves have other memory."""
+    """The MetaRun of a graph of placed tensors, made again where leaves have other memory."""
     return graph.plans.get(backend, lambda run: run.is_current(), lambda: MetaRun(backend, graph))
 
 

@@ -32,7 +32,7 @@ class Copy:
         self.look_up()
 
     def look_up(self):
-        """Look the places up again.  If the original or the copy moved, the copy has to be made anew."""
+        """Look the places up again.  If the original or the copy moved, the copy has to be made again."""
         self.fast = self.buf = None
         place = self.src._where(), self.dst._where()
         if place != self.place:

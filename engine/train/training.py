@@ -209,7 +209,7 @@ class Training(Evaluator):
             if not _is_finite(w):
                 raise NotFinite(f"step {number} left {describe(w)} with values that are not finite; use a smaller "
                                 f"learning rate and start from the last checkpoint or new values" if number else
-                                f"{describe(w)} holds values that are not finite before the first step; set it anew")
+                                f"{describe(w)} holds values that are not finite before the first step; set it again")
 
     def culprit(self):
         """Text that says where the first value that is not finite appeared."""

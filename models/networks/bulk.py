@@ -208,7 +208,7 @@ def _stamp(path):
 
 @functools.lru_cache(maxsize=16)
 def _hashed(path, size, *changed):
-    """The hash of the file's contents, computed anew when the file was changed."""
+    """The hash of the file's contents, computed again when the file was changed."""
     with open(path, "rb") as f:
         return f"{size}-{hashlib.file_digest(f, functools.partial(hashlib.blake2b, digest_size=16)).hexdigest()}"
 

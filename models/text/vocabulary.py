@@ -78,7 +78,7 @@ class Tokenizer:
                 self._bad(f"add_{name}_token is set, but {KEY}{name}_token_id is missing")
 
     def __reduce__(self):
-        """A pickle, or a copy, reads the vocabulary from the file anew."""
+        """A pickle, or a copy, reads the vocabulary from the file again."""
         return Tokenizer.from_gguf, (self._file,)
 
     def __len__(self):

@@ -73,7 +73,7 @@ class Pooling:
             x = linear(self._out, x)
         return gg.set_name(gg.soft_max(x) if self._file.arch in SOFTMAX else x, "scores")
 
-    # ------------------------------------------------------------ what is asked of it
+    # ------------------------------------------------------------ methods
     def of_embedding(self):
         """The kind that makes embeddings.  Errors: NotSupported."""
         if self.kind in ("none", RANK):
