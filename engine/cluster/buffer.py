@@ -44,7 +44,7 @@ class RemoteBuffer(Buffer):
             self.device.queue([p.FILL, *self.at(t, offset), nbytes, int(value)])
 
     def copy_tensor(self, src, dst):
-        """Copy inside a worker or from worker to worker; False where they do not reach each other, and for other
+        """Copy within a worker or between workers; False if the workers cannot reach each other, or for other
         memory.
         """
         a = src.buffer

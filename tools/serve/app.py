@@ -246,7 +246,7 @@ class ModelServer:
 
     @property
     def _template(self):
-        """The text or name of the template of chats; "": there is none."""
+        """The text or name of the chat template; "" if the model has none."""
         return str(self.template or self.service.model.file.metadata.get("tokenizer.chat_template", ""))
 
     async def _chat_prompt(self, body, tools):

@@ -72,7 +72,7 @@ class Step:
         return self._array
 
     def submit(self):
-        """Start a run on several devices; returns a function that waits for the result.  `inputs` may be filled at once."""
+        """Start a run on several devices; returns a function that waits for it.  `inputs` may be filled at once."""
         return self.plan.submit(self.result)
 
 

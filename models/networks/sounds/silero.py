@@ -208,7 +208,7 @@ class SileroVad:
     def probabilities(self, samples, reset=True):
         """float32, one probability per window of a recording of any length, the last window filled up with zeros.
 
-        reset=False goes on from the state that the samples before left (whisper_vad_detect_speech_no_reset).
+        reset=False continues from the state after the earlier samples (whisper_vad_detect_speech_no_reset).
         """
         with oom_guard("probabilities: the samples as float32"):
             a = _samples(samples)
