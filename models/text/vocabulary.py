@@ -119,8 +119,8 @@ class Tokenizer:
     def encode_pair(self, first, second):
         """(ids of two texts as one, how many of them are the first's), as rerankers were trained on pairs.
 
-            [CLS] first [SEP] second [SEP]              BERT and its kin
-            <s> first </s> </s> second </s>             RoBERTa and its kin
+            [CLS] first [SEP] second [SEP]              BERT and similar models
+            <s> first </s> </s> second </s>             RoBERTa and similar models
         """
         head, tail = self.encode(first), self.encode(second)
         texts = [None if id is None else self.piece(id, special=True) for id in (self.bos_id, self.eos_id)]
