@@ -20,7 +20,8 @@ ABOUT = """\
 # Training within a byte budget
 
 `python -m benchmarks.budget --markdown FILE` limits training graphs to a share of their peak memory with
-`gg.rematerialize`, which runs some nodes twice. The peak is that of the graph in the order with the lower peak.
+`gg.rematerialize`, which runs some nodes twice. Of two node orders, the graph's and `order="memory"`, the better one
+gives the peak.
 
 - "0.6 (0.5), 24 ms": the plan runs 0.6 % more operations than the graph without a limit, no plan of whole nodes runs
   less than 0.5 % more, and planning takes 24 ms.

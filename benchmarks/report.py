@@ -108,6 +108,11 @@ LEGEND = """\
 - **note**: figures between slashes belong to ggjit and then to the peers, in the order of their rows. `DISTURBED` means
   that other processes used the processor during the row."""
 
+RUNS = """\
+The next table lists the runs behind the rows: how often the engines took turns, how many cores other processes kept
+busy before and after, and the limits of the machine at that time. Rows near the memory bandwidth have up to seven
+rounds."""
+
 
 def conditions(about, engines, parts):
     """The end of a page: engines [(name, what it is)], `about` as a list, and what the machine did in each Part."""
@@ -127,9 +132,7 @@ def conditions(about, engines, parts):
 
     machine = "\n".join(f"- {line}" for line in about)
     return (f"## Engines\n\n{table(['engine', 'what it is'], engines)}\n\n## Machine\n\n{machine}\n\n"
-            "Before and after each run, this table shows how many cores other processes kept busy. A row whose engines "
-            "come near the read bandwidth has up to seven rounds.\n\n"
-            f"{table(head, map(cells, parts))}")
+            f"{RUNS}\n\n{table(head, map(cells, parts))}")
 
 
 # ---------------------------------------------------------------- the README's table
