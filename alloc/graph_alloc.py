@@ -1,4 +1,4 @@
-"""Where every tensor of a graph lives: an aliasing pass, then an offset policy.  No memory is touched.
+"""The memory plan of a graph: an aliasing pass, then a planner of offsets.  No memory is touched.
 
     plan = plan_graph(PlanRequest(table, node_ids, leaf_ids, (node_sizes, leaf_sizes)), PlanOptions())
     plan.node_buffer, plan.node_chunk, plan.node_offs      # one entry per node, in graph order; buffer -1: elsewhere

@@ -1,4 +1,4 @@
-"""From an aliasing pass's events to places: ggml's free list gives allocations their offsets, tensors follow them."""
+"""From the events of an aliasing pass to offsets: ggml's free list places allocations, and tensors follow them."""
 import numpy as np
 
 from ggjit.alloc.ggml import graph_record as col

@@ -1,4 +1,4 @@
-"""One graph in dense rows, checked, and ggml's own plan of it: what every planner starts from.
+"""One graph as dense, checked rows, with ggml's own plan of it: the input of every planner.
 
     table + ids --localize--> dense rows --alias_*--> events over allocations --replay--> ggml's offsets
                 --resolve--> the place of every tensor

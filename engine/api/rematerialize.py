@@ -1,4 +1,4 @@
-"""Less memory for more operations: the same graph, with some results computed again before a later reader.
+"""gg.rematerialize: a graph that needs less memory, because it computes some results again before a later reader.
 
     graph --remat_nodes.py--> numbers -- alloc/orders --> schedule --> nodes, some of them twice --planner--> offsets
 """

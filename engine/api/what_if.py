@@ -1,4 +1,4 @@
-"""What a graph would need if its memory were managed otherwise: the rows of `gg.measure(graph, what_if=...)`.
+"""The memory of a graph if its memory were managed in another way: the rows of `gg.measure(graph, what_if=...)`.
 
     step       0    1    2    3    4
     kept      [==== weight =========)     as it is: weights and caches have memory of their own, beside the arena

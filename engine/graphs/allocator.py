@@ -159,7 +159,7 @@ class GraphAllocator:
 
     def _planned(self, request, options, marks):
         """(the plan, {id of a marker: (chunk, offset)}).  The leaves that lie where this allocator placed them are
-        planned anew; they stay where they are until alloc_graph."""
+        planned again; they stay where they are until alloc_graph."""
         request, at = with_markers(request, marks) if marks else (request, [])
         placed = self._own_leaves()
         before = [TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist() for t in placed]

@@ -1,4 +1,4 @@
-"""Whole graphs on another backend: copied with their values, and compared node by node."""
+"""Copies a graph with its values to another backend, and compares the results node by node."""
 import dataclasses
 
 from ggjit.core.arguments import expect

@@ -1,4 +1,4 @@
-"""Graphs: the nodes that lead to some results, in an order in which each comes after its sources.  Immutable."""
+"""Graphs: the nodes that lead to some results, each after its sources.  Graphs are immutable."""
 import functools
 import hashlib
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What of a tensor each device has: a leaf is cut as the user says, a result as its op's `split` rule says.
+"""Which part of a tensor each device has: the user splits leaves, the `split` rule of an op splits its result.
 
 An op without a rule for how its sources are cut gets them whole (engine/meta/run.py).  States and rules:
 ops/core/split.py.  Source: ggml-backend-meta.cpp.

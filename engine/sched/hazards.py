@@ -1,4 +1,4 @@
-"""Which backends write which memory in a run, and so what the others have to wait for."""
+"""Which backends write which memory in a run, so that other backends know what to wait for."""
 import functools
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a scheduler knows about its devices: which memory each reads, which ops it computes.  Asked once, then numbers.
+"""Which memory each device can read and which ops it supports: asked once, then kept as numbers.
 
     reads[b, k]     backend b reads buffer type k           support[s, b]   backend b computes signature s
     homes[k]        backend a buffer of type k belongs to   offload[s, b]   ... and wants it even if weights must move

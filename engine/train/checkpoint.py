@@ -1,4 +1,4 @@
-"""A training on disk: parameters, moments and where it was, as one safetensors file.
+"""Training checkpoints: parameters, moments and position, in one safetensors file.
 
     length of the header | JSON {name: {dtype, shape, data_offsets}} | float32 arrays
     param.0.w  state.0.0.w  state.0.1.w ...         metadata: place (step, epoch, partial, setup), history (JSON)

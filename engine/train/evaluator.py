@@ -1,4 +1,4 @@
-"""Inputs, outputs and loss as graphs that are planned once and replayed: a network that is evaluated."""
+"""Evaluation of a network: inputs, outputs and loss as graphs that are planned once and replayed."""
 import numpy as np
 
 from ggjit.api.rematerialize import Rematerialized

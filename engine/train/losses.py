@@ -1,4 +1,4 @@
-"""Losses: a scalar of results and labels as nodes, and the same number on the host for rows that are looked at only.
+"""Losses: as nodes of a graph, and the same number on the host for rows that are only evaluated.
 
     cross_entropy   mean over rows of -log softmax(outputs)[label]; labels: class numbers, or shares of the classes
     mse             mean of (outputs - labels)^2                    labels: numbers of the shape of outputs

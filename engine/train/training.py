@@ -1,4 +1,4 @@
-"""A network with gradients and an optimiser: the four graphs of a training.
+"""Training: the four graphs of a network with gradients and an optimiser.
 
     forward      outputs and loss                             evaluation
     first        loss, classes, and gradients copied to where they are summed
@@ -209,7 +209,7 @@ class Training(Evaluator):
             if not _is_finite(w):
                 raise NotFinite(f"step {number} left {describe(w)} with values that are not finite; use a smaller "
                                 f"learning rate and start from the last checkpoint or new values" if number else
-                                f"{describe(w)} holds values that are not finite before the first step; set it anew")
+                                f"{describe(w)} holds values that are not finite before the first step; set it again")
 
     def culprit(self):
         """Text that says where the first value that is not finite appeared."""

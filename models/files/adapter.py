@@ -1,4 +1,4 @@
-"""LoRA adapters: low-rank matrices beside weights that stay as they are, in llama.cpp's GGUF format.
+"""LoRA adapters in llama.cpp's GGUF format: low-rank matrices beside unchanged weights.
 
     y = W x + scale alpha / rank  B (A x)
 

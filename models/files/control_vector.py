@@ -1,4 +1,4 @@
-"""Control vectors: what is added to the output of each layer, so that texts lean to one side, in llama.cpp's format.
+"""Control vectors in llama.cpp's format: they are added to the output of each layer and steer the text.
 
     x = layer(x) + strength d[layer]
 

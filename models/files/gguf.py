@@ -1,4 +1,4 @@
-"""GGUF files: a bounded reader.  A file is judged whole before anything of it is used.
+"""GGUF files: a bounded reader.  It checks the whole file before it returns anything.
 
         0        4         8            16          24
         "GGUF" | version | n_tensors  | n_kv      | n_kv entries: key, value type, value
@@ -307,7 +307,7 @@ class GGUFFile:
         return f"GGUFFile({self.path!r}, {len(self.metadata)} keys, {len(self.tensors)} tensors)"
 
     def __reduce__(self):
-        """A pickle, or a copy, opens the path anew.  Errors: TypeMismatch for bytes in memory."""
+        """A pickle, or a copy, opens the path again.  Errors: TypeMismatch for bytes in memory."""
         if self.state is None:
             raise TypeMismatch(f"{self.path} was read from bytes in memory, which are not pickled or copied with it; "
                                f"pass the bytes on, and read them there with GGUFFile.from_bytes")

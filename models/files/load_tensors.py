@@ -1,4 +1,4 @@
-"""Tensors of a file as leaves over the mapped file: nothing is copied or read ahead.
+"""Tensors of a file as leaves over the mapped file.  Nothing is copied or read ahead.
 
     tensors = load_safetensors("model.safetensors")         {name: Tensor}
     tensors, metadata = load_gguf("model.gguf")

@@ -1,4 +1,4 @@
-"""A file as memory: its bytes are mapped, read when they are first used, and given back.
+"""A file mapped into memory: the system reads its bytes at first use, and they can be released.
 
     data, state = map_file("model.gguf")    uint8 [bytes of the file], and what os.stat says of it
     give_back(data[first:end])              these pages are taken from the file again when they are read

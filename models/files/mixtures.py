@@ -1,4 +1,4 @@
-"""Which type each tensor gets when a model is quantised: llama-quantize's mixtures.
+"""llama-quantize's mixtures: the type of each tensor when a model is quantised.
 
     "Q4_K_M"  ->  base type Q4_K; attn_v and ffn_down of some layers Q6_K, the output matrix Q6_K, norms as they are
 

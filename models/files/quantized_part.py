@@ -1,4 +1,4 @@
-"""A model file with its matrices in another type: these lie in memory, all else stays in the mapped file.
+"""A model file with its matrices in another type: the matrices are in memory, the rest stays in the mapped file.
 
     file    header | norms | matrices ...           one more part, in memory    | matrices in the new type ...
 """

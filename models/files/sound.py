@@ -1,5 +1,5 @@
-"""Recordings as float32 samples of one channel at 16 kHz, read where they are needed: ten hours take no more memory
-than ten seconds.
+"""Recordings as float32 samples of one channel at 16 kHz, read in parts: ten hours take no more memory than ten
+seconds.
 
     with_samples(array)       an array that is there
     open_sound("talk.wav")    WAV, mapped: PCM of 8, 16, 24, 32 bits, float of 32, 64

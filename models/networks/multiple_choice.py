@@ -1,4 +1,4 @@
-"""Which of several endings a model finds likeliest: HellaSwag, and multiple choice.
+"""HellaSwag and multiple choice: which of several endings a model finds most probable.
 
     score of an ending = mean of log p of its tokens, given the context         the largest is the model's choice
 

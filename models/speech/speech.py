@@ -1,4 +1,4 @@
-"""load_speech: a speech model as text from sound; Speech: what Whisper does with one.
+"""load_speech, which returns a speech model, and Speech, the class for Whisper.
 
     m = load_speech("ggml-base.bin", n_threads=2)
     r = m.transcribe("talk.wav")

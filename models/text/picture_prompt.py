@@ -1,4 +1,4 @@
-"""Prompts with pictures and sounds: where they stand in a text, and the ids of all.
+"""Prompts with pictures and sounds: their positions in the text, and the ids of all.
 
     "What is <__media__> and <__media__>?"      a mark for each; without marks they come before the text
     {"role": "user", "content": [{"type": "image", "image": path or array}, {"type": "text", "text": "..."}]}

@@ -1,4 +1,4 @@
-"""What every tokenizer shares: the vocabulary of the file, special tokens, ids -> text.
+"""The common part of all tokenizers: the vocabulary of the file, special tokens, ids -> text.
 
 A kind of vocabulary is a subclass that says which `tokenizer.ggml.model` it reads: `class X(Tokenizer, models=("x",))`.
 """
@@ -78,7 +78,7 @@ class Tokenizer:
                 self._bad(f"add_{name}_token is set, but {KEY}{name}_token_id is missing")
 
     def __reduce__(self):
-        """A pickle, or a copy, reads the vocabulary from the file anew."""
+        """A pickle, or a copy, reads the vocabulary from the file again."""
         return Tokenizer.from_gguf, (self._file,)
 
     def __len__(self):

@@ -1,4 +1,4 @@
-"""Host memory: the one place through which arrays go whose size depends on what the package is given.
+"""Host memory: all arrays whose size depends on the user's input are allocated here.
 
     out = empty(shape, np.uint8, "quantize")            an array, or an OutOfMemory that says what was asked for
     with oom_guard("set", t):                              the same for all that is allocated inside

@@ -1,5 +1,4 @@
-"""Routes of `ggjit serve`: what is asked over HTTP, computed by a Service (service.py), in OpenAI's forms (forms.py,
-answers.py).
+"""The HTTP routes of `ggjit serve`: a Service (service.py) computes, forms.py and answers.py convert OpenAI's formats.
 
 Every error is JSON, {"error": {"message", "type", "code"}}: 400 for what the request can mend, 401 without the key, 413
 and 408 beyond the limits, 429 where the queue is full, 501 for what this model cannot do, 503 while memory is short or
@@ -247,7 +246,7 @@ class ModelServer:
 
     @property
     def _template(self):
-        """The text or name of the template of chats; "": there is none."""
+        """The text or name of the chat template; "" if the model has none."""
         return str(self.template or self.service.model.file.metadata.get("tokenizer.chat_template", ""))
 
     async def _chat_prompt(self, body, tools):

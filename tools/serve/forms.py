@@ -1,4 +1,4 @@
-"""OpenAI's forms: what a request asks for as options of `generate`, and answers as the JSON that its clients read.
+"""Requests in OpenAI's format: converts them to options of `generate`, and answers to JSON.
 
     request  -- options(), stops(), tools -->  prompt and options of a sequence
     sequence -- finish_reason(), logprobs, tool calls -->  choices

@@ -1,4 +1,4 @@
-"""The memory of a network, term by term: what it takes now (`m.memory()`), and what it will take (`ggjit peak`).
+"""The memory of a network by term: what it takes now (`m.memory()`), and what it will take (`ggjit peak`).
 
     term                    pages                   what
     weights                 of the file             mapped; in memory once they were read

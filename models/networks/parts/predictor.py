@@ -1,4 +1,4 @@
-"""Guesses by a layer of the network's own (models/blocks/next_token.py).
+"""Tokens proposed by a layer of the network itself (models/blocks/next_token.py).
 
     saw(first, ids, states)     the network has read ids; its states are kept
     guess(ids, n)               pairs (token, state before it) that are new go through the layer, then its own guesses

@@ -1,4 +1,4 @@
-"""A text and what the layers know of it, as bytes: what was read once need not be read again.
+"""The saved state of a text as bytes, so that the text need not be computed again.
 
     MAGIC | length of the header, uint32 | header, JSON | ids, int32 | rows of every cache | CRC-32 of all before
 

@@ -1,4 +1,4 @@
-"""The conformer that hears for Gemma 4: a sound becomes vectors, one for 40 ms.
+"""The conformer of Gemma 4: it turns a sound into vectors, one for 40 ms.
 
     mel [n_mels, frames] -> twice: conv 3 x 3 of stride 2, norm over channels, ReLU -> W x -> blocks -> W x + b
                          -> W (x / rms(x))

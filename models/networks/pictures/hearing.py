@@ -1,4 +1,4 @@
-"""Whisper's encoder beside a decoder, of llama.cpp's mmproj files: a sound becomes vectors that the decoder reads.
+"""Whisper's encoder beside a decoder (llama.cpp's mmproj files): it turns a sound into vectors for the decoder.
 
     mel [frames, n_mels] -> conv 3, GELU -> conv 3 stride 2, GELU -> [dim, n_audio] + positions -> blocks -> projector
 

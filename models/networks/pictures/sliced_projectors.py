@@ -1,4 +1,4 @@
-"""MiniCPM-V: the whole picture and slices of its proportions, each in one field.
+"""MiniCPM-V: the whole picture, and slices of it with their own proportions.
 
     resampler       learned queries look at all patches of a slice
     minicpmv4_6     behind one layer, 2 x 2 patches look at each other and become one; at the end 2 x 2 of those, too

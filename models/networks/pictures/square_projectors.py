@@ -1,4 +1,4 @@
-"""Families whose vision network gets squares: the whole picture in one, or tiles of it beside.
+"""Families whose vision network gets squares: the whole picture, and in some families tiles of it.
 
     mlp         LLaVA 1.5: the last layer but one, W2 gelu(W1 x); LLaVA 1.6: tiles, a vector behind each row of them
     gemma3      the mean of 4 x 4 patches, RMS norm, W x

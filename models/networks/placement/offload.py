@@ -1,4 +1,4 @@
-"""Which part of a network lies where: all of it on one backend, or its last layers on a GPU and the rest on the CPU.
+"""The placement of a network: all of it on one backend, or its last layers on a GPU and the rest on the CPU.
 
     4 layers, n_gpu_layers     token_embd   blk.0   blk.1   blk.2   blk.3   output
                          0         CPU       CPU     CPU     CPU     CPU     CPU

@@ -1,4 +1,5 @@
-"""Speech networks: an encoder hears a sound, a decoder writes text that looks at what was heard, token by token.
+"""Speech networks: an encoder of sounds, and a decoder that writes text token by token with attention to the
+encoder's output.
 
     e       = norm(blocks(frames of the sound))
     K, V    = Wk e, Wv e of every layer of the decoder, kept until another sound is heard

@@ -1,4 +1,4 @@
-"""Whisper: an encoder hears 30 seconds of sound, a decoder writes the text (sounds/speech_network.py).
+"""Whisper: the encoder reads 30 seconds of sound, the decoder writes the text (sounds/speech_network.py).
 
     mel [frames, n_mels] -> conv 3, GELU -> conv 3 stride 2, GELU -> [dim, n_audio] + positions -> blocks
     tokens -> embedding + positions -> blocks;   feed forward: W2 gelu(W1 x)

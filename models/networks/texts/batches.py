@@ -1,4 +1,4 @@
-"""Batches of a decoder: the shapes of its graphs, and what their inputs hold.
+"""Batches of a decoder: the shapes of its graphs, and the values of their inputs.
 
 Functions of `self` are methods of Decoder.
 

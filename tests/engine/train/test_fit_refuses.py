@@ -50,7 +50,7 @@ def test_parameters_that_the_last_step_made_infinite_are_told():
     net = Net()
     with pytest.raises(gg.train.NotFinite, match="step 1 left .* smaller learning rate"):
         net.fit(100 * X[:8], optimizer=gg.train.SGD(lr=3e38), loss="sum")
-    with pytest.raises(gg.train.NotFinite, match="not finite before the first step; set it anew"):
+    with pytest.raises(gg.train.NotFinite, match="not finite before the first step; set it again"):
         net.fit(X[:8], loss="sum")
 
 
