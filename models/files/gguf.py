@@ -1,4 +1,4 @@
-"""GGUF files: a bounded reader.  A file is judged whole before anything of it is used.
+"""GGUF files: a bounded reader.  It checks the whole file before it returns anything.
 
         0        4         8            16          24
         "GGUF" | version | n_tensors  | n_kv      | n_kv entries: key, value type, value
@@ -312,7 +312,7 @@ class GGUFFile:
         return f"GGUFFile({self.path!r}, {len(self.metadata)} keys, {len(self.tensors)} tensors)"
 
     def __reduce__(self):
-        """A pickle, or a copy, opens the path anew.  Errors: TypeMismatch for bytes in memory."""
+        """A pickle, or a copy, opens the path again.  Errors: TypeMismatch for bytes in memory."""
         if self._stored is not None:
             raise TypeMismatch(f"{self.path} was quantised: the new matrices lie in memory alone, and are not pickled "
                                f"or copied with it; pass the path on, and quantise there, or write them with `ggjit "

@@ -60,7 +60,7 @@ _ALIGNMENT_HEADS = {
 
 
 def known_alignment_heads(n_encoder, n_decoder, width, n_vocab):
-    """int32 [layer, head, layer, head, ...] of a published model; empty where it is none of them."""
+    """int32 [layer, head, layer, head, ...] of a published model; empty for other models."""
     pairs = _ALIGNMENT_HEADS.get((n_encoder, n_decoder, width, n_vocab), ())
     return np.array(pairs, np.int32).reshape(-1)
 
@@ -117,7 +117,7 @@ class WhisperFile(GGUFFile):
         at = c.take(4 * n_mels * n_bins, "the mel filters")
         filters = np.frombuffer(c.data, "<f4", n_mels * n_bins, at)
         if not np.isfinite(filters).all():
-            c.fail("the mel filters hold values that are no numbers")
+            c.fail("the mel filters hold values that are not numbers")
         return filters
 
     def raw_value(self, key):

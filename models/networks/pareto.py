@@ -1,4 +1,4 @@
-"""Bytes against time: one text read within arenas of several sizes, and what each costs.
+"""gg.pareto: memory against time, for one text read within arenas of several sizes.
 
     found = gg.pareto("model.gguf", "a long text ...")
     print(found)                        # a table: arena, how the graphs are arranged, seconds, equal bits

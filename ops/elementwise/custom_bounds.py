@@ -1,4 +1,4 @@
-"""A bounds-checked copy of a user's @njit function, and whether the function needs one for ever.
+"""A bounds-checked copy of a user's @njit function, and whether every run of the function needs the checks.
 
 `bounds_checked(f)` compiles f again with bounds checks, and with it every @njit function that f calls by name or as
 `module.name`: Numba checks only what is compiled so.
