@@ -48,7 +48,10 @@ def plan_graph(request, options=_GGML):
     if options.planner == "ggml-2023":
         return plan_2023(make(), options.parse_seq)
     if options.planner == "ggml":
-        return ggml_plan(make(), "ggml", request.max_size)
+        p = make()
+        plan = ggml_plan(p, "ggml", request.max_size)
+        p.graph.give_back()
+        return plan
     search = functools.partial(best_plan, make, request.max_size, options)
     with busy("planning memory", options.time_limit):
         return _once(make(), request, options, search) if options.remember else search()

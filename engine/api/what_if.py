@@ -61,7 +61,7 @@ def checked(what_if):
     asked = dict(names) if isinstance(names, dict) else {}
     for name in () if isinstance(names, dict) else names:
         if not isinstance(name, str):
-            raise TypeMismatch(f"what_if: {name!r} is no name; names: all, {', '.join(DEFAULTS)}; with values: "
+            raise TypeMismatch(f"what_if: {name!r} is not a name; names: all, {', '.join(DEFAULTS)}; with values: "
                                f"what_if={{\"devices\": 4}}")
         asked |= DEFAULTS if name == "all" else {name: True}
     return {name: _checked(name, value) for name, value in asked.items()}

@@ -81,7 +81,7 @@ def require_byte(value):
 class Buffer(Handle, HtmlRepr):
     """A piece of memory that holds tensors.  Subclasses without host memory override the tensor slots.
 
-    Slots get byte ranges that were checked (`Tensor.set_bytes` and its kin raise the IndexRangeError); `t.offs` is the
+    Slots get byte ranges that were checked (`Tensor.set_bytes` and the like raise IndexRangeError); `t.offs` is the
     tensor's place in this buffer.  Writes are counted for them (engine/core/versions.py).
 
     `free` of a subclass runs once: when it is called, at the latest when nothing refers to the buffer.

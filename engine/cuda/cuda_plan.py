@@ -102,7 +102,7 @@ class CUDAPlan(Plan):
 
     def _check_address(self, t, buf, offs):
         if (offs - t.view_offs) % ALIGNED:
-            raise ParamError(f"{describe(t)} lies at byte {offs - t.view_offs} of {buf!r}, which is no multiple of "
+            raise ParamError(f"{describe(t)} lies at byte {offs - t.view_offs} of {buf!r}, which is not a multiple of "
                              f"{ALIGNED}; save the file with general.alignment 32, or load the model with "
                              f"n_gpu_layers=-1, which places its weights again")
 

@@ -33,7 +33,7 @@ class GraphCopy:
         expect(t, Tensor, "GraphCopy.of")
         found = self.copies.get((t.id, t.generation))
         if found is None:
-            raise ParamError(f"{describe(t)} is no tensor of the graph that was copied")
+            raise ParamError(f"{describe(t)} is not a tensor of the graph that was copied")
         return found
 
     def free(self):

@@ -29,7 +29,7 @@ class Graph(HtmlRepr):
     """The graph that computes `outputs` (ggml_build_forward_expand on each, in order).
 
     Its outputs, and tensors that `gg.set_output` marked, keep their memory to the end of a run: they can be read after
-    it.  An output of one graph is none of another.
+    it.  Each graph has outputs of its own.
 
     `.nodes`: tensors to compute, sources first.  `.leafs`: the other tensors they read.  Both in the order of ggml's
     depth-first visit, which its allocator's offsets depend on.

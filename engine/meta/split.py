@@ -30,7 +30,7 @@ def meta_split_axis_name(axis):
     Errors: IndexRangeError.  Source: ggml_backend_meta_split_axis_name.
     """
     if not is_whole(axis) or axis not in _NAMES:
-        raise IndexRangeError(f"meta_split_axis_name: {axis!r} is no axis of ggml_backend_meta_split_axis")
+        raise IndexRangeError(f"meta_split_axis_name: {axis!r} is not an axis of ggml_backend_meta_split_axis")
     return _NAMES[axis]
 
 

@@ -40,7 +40,7 @@ class Support:
                           for x, k in zip(backends, bufts or [None] * len(backends), strict=True)]
         for b, k in zip(backends, self.own_bufts, strict=True):
             if not isinstance(k, BufferType):
-                raise ParamError(f"{b!r}: {k!r} is no buffer type")
+                raise ParamError(f"{b!r}: {k!r} is not a buffer type")
             checked_int(k, "alignment"), checked_int(k, "max_size")
             if not checked_bool(b.device, "supports_buft", k):
                 raise ParamError(f"{b!r} cannot compute in {k!r}, the buffer type given for it")

@@ -105,7 +105,7 @@ def _check_history(history):
 
 
 def _bad(path, error):
-    return BadFile(f"{path} is no checkpoint of a training: {error}; name another file, or one that is not there yet")
+    return BadFile(f"{path} is not a training checkpoint: {error}; name another file, or one that does not exist yet")
 
 
 def _check_setup(path, before, setup):

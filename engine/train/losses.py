@@ -97,7 +97,7 @@ def targets(loss, labels, shape):
             raise ShapeError(f"labels of shape {labels.shape} do not name a class for each row of outputs {shape}")
         if ids.size and not 0 <= ids.min() <= ids.max() < n_classes:
             wrong = ids[(ids < 0) | (ids >= n_classes)][0]
-            raise IndexRangeError(f"label {wrong} is no class: outputs {shape} have classes 0 to {n_classes - 1}; "
+            raise IndexRangeError(f"label {wrong} is not a class: outputs {shape} have classes 0 to {n_classes - 1}; "
                                   f"leave such rows out of the dataset")
         shares = np.zeros((ids.size, n_classes), np.float32)
         shares[np.arange(ids.size), ids.astype(int)] = 1

@@ -155,7 +155,7 @@ class Training(Evaluator):
             if w.op in VIEW_OPS and w.view_src is not None:
                 raise ParamError(f"fit: the parameter {describe(w)} is a view of {describe(w.base)}: mark that")
             if w.op != OP.NONE or not w.flags & FLAG_PARAM:
-                raise ParamError(f"fit: {describe(w)} is no parameter; mark a leaf with gg.set_param")
+                raise ParamError(f"fit: {describe(w)} is not a parameter; mark a leaf with gg.set_param")
             if w.buffer is None:
                 raise NotAllocated(f"fit: the parameter {describe(w)} has no values; give it some, gg.from_numpy")
         return chosen

@@ -161,7 +161,7 @@ def entries():
 
 
 def _facts_in(file):
-    """What a file says, None where it is none of ours."""
+    """The facts of a file; None if ggjit did not write it."""
     head = file.read(FIRST)
     if not head.startswith(_MAGIC) or len(head) < FIRST:
         return None

@@ -89,7 +89,7 @@ def _header(path, data):
     try:
         header = parse_json(bytes(data[8:8 + n]))
     except ValueError as e:
-        raise _bad(path, f"the header is no JSON: {e}") from None
+        raise _bad(path, f"the header is not JSON: {e}") from None
     if not isinstance(header, dict):
         raise _bad(path, f"the header is a {type(header).__name__}, not an object")
     return header, 8 + n

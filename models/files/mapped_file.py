@@ -39,7 +39,7 @@ def map_file(path):
                               f"use, or raise the limit (ulimit -d, ulimit -v)") from e
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
     except ValueError as e:             # a null byte or a lone surrogate
-        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
+        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is not a path of a file: {e}") from None
 
 
 def map_private(path):

@@ -237,7 +237,7 @@ class Speech(SpeechModel):
         part = mel[:, :2 * n]
         window[:, :part.shape[1]] = part
         if not np.isfinite(window).all():
-            raise ParamError("the spectrogram holds values that are no finite numbers")
+            raise ParamError("the spectrogram holds values that are not finite numbers")
         with self.network.lock:
             self.network.cache_owner = None
             return self.network.hear(window, 0, n).copy()

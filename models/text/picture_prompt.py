@@ -99,7 +99,7 @@ def _text(part):
     text = part.get("text") if isinstance(part, dict) else part
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        raise ParamError(f"a part of a message is {kind!r}, which is no text, picture or sound: "
+        raise ParamError(f"a part of a message is {kind!r}, which is not text, picture or sound: "
                          f"{{\"type\": \"text\", \"text\": \"...\"}}")
     return text
 

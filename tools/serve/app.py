@@ -68,8 +68,8 @@ def _pattern(origins):
     found = []
     for origin in filter(None, (o.strip().rstrip("/").lower() for o in origins.split(","))):
         if origin not in ANY_OF and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/*?#\s]+", origin):
-            raise ParamError(f"{origin!r} is no origin of pages: give scheme and host, such as https://example.org or "
-                             f"http://10.0.0.1:3000, localhost for pages of this machine, * for all")
+            raise ParamError(f"{origin!r} is not an origin of pages: give scheme and host, such as https://example.org "
+                             f"or http://10.0.0.1:3000, localhost for pages of this machine, * for all")
         found.append(ANY_OF.get(origin) or re.escape(origin))
     return "|".join(found) or "(?!)"
 
@@ -162,9 +162,9 @@ class ModelServer:
         try:
             body = parse_json(data or b"{}", finite=True)
         except ValueError as e:
-            raise BadRequest(400, f"the request is no JSON: {e}") from None
+            raise BadRequest(400, f"the request is not JSON: {e}") from None
         if not isinstance(body, dict):
-            raise BadRequest(400, "the request is no JSON object")
+            raise BadRequest(400, "the request is not a JSON object")
         return body
 
     @property
@@ -216,7 +216,7 @@ class ModelServer:
         return _json(self.service.slots())
 
     async def slot_action(self, request, body):
-        raise NotSupported("sequences are no slots here: prefixes are kept by themselves, and shared by all requests; "
+        raise NotSupported("sequences are not slots here: prefixes are kept by themselves, and shared by all requests; "
                            "m.save_state in Python writes the state of a text")
 
     async def props(self, request, body):

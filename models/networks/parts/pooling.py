@@ -84,7 +84,7 @@ class Pooling:
     def check_ranks(self):
         """Errors: NotSupported for a network without a classifier."""
         if self.kind != RANK:
-            raise NotSupported(f"{self._file.path} is no reranker (pooling {self.kind!r}, not \"rank\"); compare "
+            raise NotSupported(f"{self._file.path} is not a reranker (pooling {self.kind!r}, not \"rank\"); compare "
                                f"embeddings instead: m.embed([query]) @ m.embed(texts).T")
 
 

@@ -83,8 +83,8 @@ class Predictor(PairGuesses):
 # ---------------------------------------------------------------- methods of Decoder
 def predicts(self, runs, hidden):
     """Are the states of this batch kept for guesses?"""
-    return not hidden and len(runs) == 1 and runs[0][0] is self.text and self._hooks.wanted is None \
-        and self.predictor is not None and self.predictor.is_used
+    return self.predictor is not None and self.predictor.is_used and not hidden and len(runs) == 1 \
+        and runs[0][0] is self.text and self._hooks.wanted is None
 
 
 def show(self, runs, step, hidden=False):

@@ -50,7 +50,7 @@ class LlavaNext(Llava):
         wrong = [size for size in self.sizes if min(size) <= 0 or any(n % v.image_size for n in size) or
                  max(size) > MAX_SIDE]
         if len(sizes) % 2 or wrong or not sizes:
-            raise ModelError(f"{v.file.path}: image_grid_pinpoints {sizes} are no sizes of tiles of {v.image_size}")
+            raise ModelError(f"{v.file.path}: image_grid_pinpoints {sizes} are not sizes of tiles of {v.image_size}")
         self.unpads = v.file.arch_get("mm_patch_merge_type", "flat", str) == "spatial_unpad"
 
     def load(self, v):

@@ -133,7 +133,7 @@ def _overrides(given, gpus, names):
         try:
             out.append((re.compile(pattern), by_name[device]))
         except (re.error, TypeError) as e:
-            raise ParamError(f"override_tensor: {pattern!r} is no pattern of names: {e}") from None
+            raise ParamError(f"override_tensor: {pattern!r} is not a pattern of names: {e}") from None
         if names and not any(map(out[-1][0].search, names)):
             warn(f"override_tensor: {pattern!r} is in no tensor's name and has no effect; `ggjit info FILE` lists them")
     return tuple(out)

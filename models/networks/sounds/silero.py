@@ -181,7 +181,7 @@ class SileroVad:
 
     # ------------------------------------------------------------ using
     def reset(self):
-        """Forget what was heard: the next window is the first of a recording."""
+        """Forget earlier windows: the next window is the first of a recording."""
         with self._lock:
             self._check_loaded()
             for t in (self.h, self.c):

@@ -78,7 +78,7 @@ class SpeechNetwork(Network):
         self.n_ctx, self.d_head = self.n_text, self.n_embd // self.n_head
         if self.n_embd % self.n_head or self.n_text > MAX_ROWS:
             raise ModelError(f"{self.file.path}: {self.n_head} heads of a width of {self.n_embd} and {self.n_text} "
-                             f"tokens are no speech model")
+                             f"tokens do not fit a speech model")
         self._load_model(hparams)
         self.alignment_heads = self._alignment_heads()
         rounded = self._gelu == "ggml" or any(t.type.quantized for t in self._products)

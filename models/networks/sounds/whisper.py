@@ -35,8 +35,8 @@ class Whisper(SpeechNetwork):
     def _load_model(self, hparams):
         self.n_audio, self.n_mels = hparams.positive("encoder.context_length"), hparams.positive("encoder.mel_count")
         if max(self.n_audio, self.n_mels) > MAX_ROWS:
-            raise ModelError(f"{self.file.path}: {self.n_audio} frames and {self.n_mels} bands of sound are no Whisper "
-                             f"model")
+            raise ModelError(f"{self.file.path}: {self.n_audio} frames and {self.n_mels} bands of sound do not fit a "
+                             f"Whisper model")
         filters = self.file.arch_get("encoder.mel_filters", kind=np.ndarray)
         if filters.size % self.n_mels or filters.dtype.kind != "f":
             raise ModelError(f"{self.file.path}: {filters.size} numbers of mel filters do not make {self.n_mels} bands")
