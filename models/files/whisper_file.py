@@ -12,7 +12,6 @@ Every count is compared with what is left of the file before it is used.  Values
     tokenizer.ggml.tokens: texts without the special tokens, bytes as GPT-2 writes them
 """
 import math
-import os
 import struct
 from array import array
 from collections.abc import Sequence
@@ -30,7 +29,6 @@ from ggjit.models.files.gguf import (
     GGUFFile,
     TensorInfo,
 )
-from ggjit.models.files.mapped_file import map_file
 from ggjit.models.files.save import encoded
 from ggjit.ops.core.types import TYPE_INFO
 
@@ -81,9 +79,7 @@ class WhisperFile(GGUFFile):
     """A .bin, mapped and checked; `.tensors`, `.metadata` and the rest as a GGUFFile's.  Errors: BadFile."""
 
     def __init__(self, path):
-        path = os.fspath(path)
-        data, self.state = map_file(path)
-        self._load(data, path)
+        self._open(path)
 
     def _load(self, data, source):
         self.path, self._data, self.read_keys = source, data, set()

@@ -114,8 +114,7 @@ class ModelDiff(PlotRepr):
         return "\n".join([*lines, "", *map(_line, shown)])
 
     def __repr__(self):
-        first = self.first and self.first.name
-        return f"<ModelDiff of {len(self.rows)} tensors, first above {self.tolerance:g}: {first}>"
+        return f"<ModelDiff of {len(self.rows)} tensors, {self._verdict()}>"
 
 
 def _line(row):

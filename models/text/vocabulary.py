@@ -79,7 +79,10 @@ class Tokenizer:
 
     def __reduce__(self):
         """A pickle, or a copy, reads the vocabulary from the file again."""
-        return Tokenizer.from_gguf, (self._file,)
+        return Tokenizer.from_gguf, (self._file.stored,)
+
+    def __repr__(self):
+        return f"<{type(self).__name__} of {self.n_vocab:,} tokens, {self._file.path}>"
 
     def __len__(self):
         """How many tokens there are."""
