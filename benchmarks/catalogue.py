@@ -204,6 +204,14 @@ def _others():
              lambda new: gg.pad_reflect_1d(new(gg.F32, (576, 16)), 10, 12))
     yield op("add_id-576x4x16", "add_id [576, 4, 16]", lambda new: gg.add_id(
         new(gg.F32, (576, 4, 16)), new(gg.F32, (576, 8)), new(gg.I32, (4, 16), np.arange(64) % 8)))
+    for n in (1, 64):
+        def recurrent(new, n=n):                    # small factors: the state must not grow
+            x = [np.random.default_rng(i).standard_normal((n, 16, 64)) / (8 if i < 4 else 64) for i in range(6)]
+            return gg.rwkv_wkv7(*[new(gg.F32, (64, 16, n), v) for v in x], new(gg.F32, (64 * 64 * 16, 1)))
+        yield op(f"rwkv_wkv7-{n}", f"rwkv_wkv7, 16 heads of 64, {n} tokens", recurrent)
+    yield op("win_unpart-64", "win_unpart [256, 14, 14, 25] to [256, 64, 64]",
+             lambda new: gg.win_unpart(new(gg.F32, (256, 14, 14, 25)), 64, 64, 14))
+    yield op("get_rel_pos-14", "get_rel_pos [64, 27], 14", lambda new: gg.get_rel_pos(new(gg.F16, (64, 27)), 14, 14))
 
 
 def ids(n, k, seed=1):

@@ -97,7 +97,7 @@ class Fit:
     @property
     def options(self):
         """Keyword arguments of load_model: the setting, and what `fit` was given besides."""
-        given = self._search.more | dataclasses.asdict(self.setting)
+        given = self._search.given | dataclasses.asdict(self.setting)
         del given["streamed"]
         return {name: value for name, value in given.items() if value is not None and not (name == "cpu_moe" and
                                                                                           not value)}
@@ -148,7 +148,8 @@ class _Search:
     """Candidates of one model, measured when they are asked for."""
 
     def __init__(self, file, limit, devices, n_threads, options):
-        self.file, self.limit, self.n_threads, self.more = file, limit, n_threads, options
+        self.file, self.limit, self.more, self.given = file, limit, options, options | {"n_threads": n_threads}
+        self.n_threads = default_threads() if n_threads is None else n_threads
         self.sizes = device_sizes(devices)
         self.measured, self._missing = {}, {}
 
@@ -242,8 +243,8 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
 
     model: a GGUF path, or a shape of `ggjit peak`; None: the small model of the package.  memory: bytes, or a text:
     "8G", "8GiB", "512 MB"; of everything that the process holds, Python included.  devices: {name: bytes} of GPUs for
-    layers.  n_ctx, n_batch, kv_type, repack: settings that are not to be changed.  options: others of load_model, such
-    as override_tensor.
+    layers.  n_ctx, n_batch, kv_type, repack: settings that are not to be changed.  n_threads, options: others of
+    load_model, such as override_tensor; `.options` has them, too.
     Nothing is allocated and no weight is read; what is proposed stays below the limit by what announcements may be off.
     Errors: BudgetError with `.minimum`, the least bytes that are enough; ParamError.
     """
@@ -254,7 +255,7 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
     if n_batch is not None:
         integer("n_batch", n_batch, 1, MOST)
     file = model_file(model)
-    search = _Search(file, limit, devices, default_threads() if n_threads is None else n_threads, options)
+    search = _Search(file, limit, devices, n_threads, options)
     with busy("planning settings"):
         return _found(search, n_ctx, n_batch, kv_type, repack)
 
