@@ -1,4 +1,4 @@
-"""The intermediate results of an ONNX graph as an offset problem, by shape: no weight is read.
+"""The intermediate results of an ONNX graph as an offset problem.  Only shapes are read, no weights.
 
 A result lives from its node to the last node that reads it, an output of the graph to the end; steps are nodes.
 Inputs and weights lie elsewhere, as they do in onnxruntime.  Nodes that only name memory anew (Reshape, Squeeze,

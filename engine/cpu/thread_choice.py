@@ -1,4 +1,4 @@
-"""How many of its threads run a plan: some are taken out where waiting for them costs more than they bring, and back.
+"""How many of its threads run a plan: a thread leaves if waiting for it costs more than it saves, and later returns.
 
 Beside other processes a thread may be descheduled, and all others wait for it at the next barrier: two threads of a
 decoder were half as fast as one.  So runs are timed as they come, and now and then a few of them are made with half as
@@ -6,7 +6,7 @@ many threads, or with twice as many; what was faster stays.  Results do not depe
 the same bits.
 
     fewer    tried where recent runs are slower than the fastest one by SLOW, else rarely
-    more     tried rarely, and more rarely each time it was in vain or did not last, but within seconds of computing:
+    more     tried rarely, and more rarely each time it did not help or not for long, but within seconds of computing:
              the other processes may have ended
     judged   by the mean of a few runs without the slowest quarter, in seconds for each nanosecond of planned work;
              plans of about the same work share what was found: a decoder has a new plan whenever its context has grown
@@ -89,7 +89,7 @@ class ThreadChoice:
         self._tried, self._trial, self._since = 0, [], 0
 
     def _later(self):
-        """Runs between two trials of a larger number, after one that was in vain."""
+        """Runs between two trials of a larger number, after one that did not help."""
         return min(2 * self._more_after, MOST, max(int(MOST_SECONDS / (mean(self._recent) * self.unit)), LONG_RUNS))
 
     def _settle(self, n, known):

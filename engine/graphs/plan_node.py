@@ -85,6 +85,9 @@ class PlanParts(collections.abc.Sequence):
     def __getitem__(self, index):
         return self._all[index]
 
+    def __repr__(self):
+        return f"<PlanParts of {len(self.nodes)} nodes in {len(self)} kernels>"
+
     @functools.cached_property
     def _all(self):
         ends, kinds, nodes = self.ends.tolist(), self.kinds.tolist(), self.nodes

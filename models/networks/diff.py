@@ -1,4 +1,4 @@
-"""Where do two models part?  The error of every named tensor on one text, and the first that is off.
+"""gg.diff: the error of every named tensor of two models on one text, and the first tensor that differs.
 
     d = gg.diff("model-F16.gguf", "model-Q4_0.gguf", "It was a truth universally acknowledged")
     d.first                     # DiffRow of the first tensor whose error is above d.tolerance
@@ -114,8 +114,7 @@ class ModelDiff(PlotRepr):
         return "\n".join([*lines, "", *map(_line, shown)])
 
     def __repr__(self):
-        first = self.first and self.first.name
-        return f"<ModelDiff of {len(self.rows)} tensors, first above {self.tolerance:g}: {first}>"
+        return f"<ModelDiff of {len(self.rows)} tensors, {self._verdict()}>"
 
 
 def _line(row):

@@ -1,4 +1,4 @@
-"""LoRA: training of an adapter beside the frozen, also quantised, weights of a GGUF model, within a number of bytes.
+"""LoRA training: an adapter beside the frozen, also quantised, weights of a GGUF model, within a memory limit.
 
     file -> load_model(lora=[new adapter]) -> TokenLoss -> ggjit.train's loop over A and B -> adapter.gguf
 

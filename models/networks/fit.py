@@ -1,4 +1,4 @@
-"""The best way to run a model within so much memory: planned, not tried.
+"""gg.fit: the best settings of a model within a memory limit, planned without trying them.
 
     found = fit("model.gguf", memory="8G")
     found.options                       # for load_model: context, batch, cache type, repacking, layers by device

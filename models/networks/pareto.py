@@ -1,4 +1,4 @@
-"""Bytes against time: one text read within arenas of several sizes, and what each costs.
+"""gg.pareto: memory against time, for one text read within arenas of several sizes.
 
     found = gg.pareto("model.gguf", "a long text ...")
     print(found)                        # a table: arena, how the graphs are arranged, seconds, equal bits
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import time
+import warnings
 from collections.abc import Iterable
 
 import numpy as np
@@ -24,9 +25,11 @@ from ggjit.models.networks.inside import inside
 from ggjit.models.networks.load import load_model
 from ggjit.ops.core.errors import ParamError, TypeMismatch, extra
 from ggjit.ops.core.progress import work
+from ggjit.ops.core.user_warnings import GgjitWarning
 from ggjit.ops.core.whole_numbers import is_whole
 
 SHARES = 1.0, 0.84, 0.5, 0.3, 0.25
+DRAWN, MOST_DRAWN = 512, 1 << 24                # tokens of a text that is drawn: where nothing is said, at most
 LEAST_CTX = 256
 
 
@@ -78,7 +81,7 @@ class ArenaPareto(PlotRepr, list):
 
 
 @typed_call
-def pareto(model=None, text=512, shares=SHARES, repeats=3, clock=None, **options):
+def pareto(model=None, text=None, shares=SHARES, repeats=3, clock=None, **options):
     """The ArenaPareto of a model: one text, read within arenas of some shares of the bytes that it takes without a
     limit.  Bits are compared, seconds are measured.
 
@@ -86,8 +89,9 @@ def pareto(model=None, text=512, shares=SHARES, repeats=3, clock=None, **options
         gg.pareto(None, "It was a truth universally acknowledged", shares=(0.5, 0.25))
 
     model: a GGUF path, None: the model of the package.  text: a text, token ids, or a number of tokens, which are
-    drawn.  seconds: the least of `repeats` readings, all arenas by turns; clock: time.process_time counts processor
-    time.  options: of load_model.  A decoder reads the text in one batch, where the arena lets it.
+    drawn; None: 512, or as many as the model's context holds.  seconds: the least of `repeats` readings, all arenas by
+    turns; clock: time.process_time counts processor time.  options: of load_model.  A decoder reads the text in one
+    batch, where the arena lets it.
     Errors: ParamError, TypeMismatch, those of load_model.
     """
     if isinstance(model, Graph | MeasureReport):
@@ -106,9 +110,11 @@ def pareto(model=None, text=512, shares=SHARES, repeats=3, clock=None, **options
         if m.CAUSAL:
             options = {"n_ctx": max(len(ids), LEAST_CTX), "n_batch": len(ids), **options}
     with contextlib.ExitStack() as stack, work("reading within arenas", len(shares) + 1) as step:
+        stack.enter_context(warnings.catch_warnings())
         def read_within(share, nbytes):
             return stack.enter_context(contextlib.closing(_Reader(model, ids, share, nbytes, options, clock)))
         readers = [read_within(None, None)]
+        warnings.simplefilter("ignore", GgjitWarning)       # the same network again: it has said what it has to say
         peak = readers[0].m.compute_nbytes
         for share in shares:
             step()
@@ -125,7 +131,9 @@ def pareto(model=None, text=512, shares=SHARES, repeats=3, clock=None, **options
 
 
 def _ids(m, text):
-    if is_whole(text, 1):
+    text = min(DRAWN, m.n_ctx) if text is None else text
+    if is_whole(text):
+        integer("text: the number of tokens", text, 1, MOST_DRAWN)
         return np.random.default_rng(0).integers(0, m.n_vocab, m.n_ctx if not m.CAUSAL and text > m.n_ctx else text)
     ids = inside.ids_of(m, text)
     if not len(ids):

@@ -1,4 +1,4 @@
-"""How products read the weights of a type: what was measured to be faster on this processor, else the rule's.
+"""How products read the weights of a type: the fastest measured way on this processor, or a rule's.
 
     kernels/reads-q4_0-KEY.json   {"tile": "1 no prefetch", "layout": "1 near",
                                    "seconds": {"1": 0.0213, "1 no prefetch": 0.0171, ..., "repacked 1 near": 0.0152}}

@@ -444,7 +444,7 @@ def test_a_grammar_on_the_command_line(shared, tmp_path, capsys):
         assert main.main([*line, option, str(value)]) == 0
         assert json.loads(capsys.readouterr().out)["text"].strip("\n ") in [t.strip() for t in texts]
     for option, value, words in (("--grammar", "root ::= x", "line 1: rule 'root' uses 'x'"),
-                                 ("--json-schema", "{", "is no JSON"),
+                                 ("--json-schema", "{", "is not JSON"),
                                  ("--grammar-file", tmp_path / "no", "no: No such file")):
         assert main.main([*line, option, str(value)]) in (1, 2)
         assert words in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_other_origins_may_ask_as_the_limits_say(m):
 
 @pytest.mark.parametrize("origins", ["a.org", "https://a.org/path", "https://*.a.org"])
 def test_what_no_browser_sends_as_an_origin_is_refused(origins):
-    with pytest.raises(gg.ParamError, match="is no origin of pages: give scheme and host"):
+    with pytest.raises(gg.ParamError, match="is not an origin of pages: give scheme and host"):
         Limits(origins=origins)
 
 

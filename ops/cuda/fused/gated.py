@@ -14,7 +14,7 @@ from numpy import float32 as f32
 from ggjit.ops.core.fusion_pattern import FusedKernel, Fusion
 from ggjit.ops.core.record import GLU, OP
 from ggjit.ops.core.shape import is_contiguous
-from ggjit.ops.core.types import BF16, F16, F32, IQ1_M, Q3_K, Q4_0, Q4_K, Q5_K, Q8_0
+from ggjit.ops.core.types import F32
 from ggjit.ops.cuda import quantize_columns
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.compiler import core
@@ -28,7 +28,7 @@ from ggjit.ops.cuda.rows import FLOATS
 ROWS, WARPS, LINE = 32, 2 if SMALL_BLOCKS else 16, 128
 CODES_STEP, MOST_CODES = 1024, 16384           # shared memory is set aside for a column in such steps
 ONE_BLOCK, TWO_BLOCKS = 128, 64                # most registers of a thread, for so many blocks of a multiprocessor
-FIT_TWICE = F16, BF16, Q8_0, Q4_0, Q3_K, Q4_K, Q5_K, IQ1_M         # the types whose kernels spill nothing then
+HUNGRY = "f32 q4_1 q5_1 q6_K tq2_0 iq2_xxs iq2_s iq3_xxs iq3_s".split()         # types that would spill with few
 ZERO = f32(0)
 
 
@@ -148,7 +148,7 @@ def _launches(d, type, k, coded=False):
     which, most = GLU(int(d.op_params[0])), -(-k // CODES_STEP) * CODES_STEP if type in BLOCKS else 0
     name = f"mul_mat_{which.name.lower()}_{type.name}{f'_{most}' * (most > 0)}{'_codes' * coded}"
     made = Launch(name, lambda: _make(type, GATES[which], most, coded), (-(-d.ne[0] // ROWS), 1, 1), 32 * WARPS,
-                  registers=TWO_BLOCKS if type in FIT_TWICE else ONE_BLOCK)
+                  registers=ONE_BLOCK if type.name in HUNGRY else TWO_BLOCKS)
     if coded:
         return replace(made, work_nbytes=quantize_columns.nbytes(d.ne[0], 1), leaves_result=quantize_columns.CODES),
     return replace(made, coded=lambda: _launches(d, type, k, True)),
