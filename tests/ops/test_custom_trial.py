@@ -9,6 +9,7 @@ import pytest
 from numba import njit
 
 import ggjit as gg
+from ggjit.graphs.plan_node import plan_nodes
 from ggjit.ops.elementwise import custom_trial
 from ggjit.ops.elementwise.custom_bounds import indexes_by_values
 
@@ -380,3 +381,16 @@ def test_a_switch(monkeypatch):
     for cpu in CPUS:
         with pytest.raises(gg.ParamError, match="checked or unchecked"):
             gg.compute(gg.map_custom1(tensor(), nothing), backend=cpu)
+
+
+def test_a_plan_asks_once_for_the_kernel_of_each_users_node():
+    x, asked = tensor(), []
+    nodes = [gg.map_custom1(x, njit(_of_its_own)), gg.neg(x), gg.map_custom1(x, njit(_of_its_own)), gg.neg(x)]
+    ids = np.array([t.id for t in nodes])
+    parts = plan_nodes(nodes, ids, lambda t: asked.append(t.id))
+    assert sorted(asked) == sorted(ids[:3]) and len(set(parts.kinds.tolist())) == 3
+    assert [part.t.id for part in parts] == ids.tolist()
+
+
+def _of_its_own(dst, a, ith, nth):
+    dst[:] = a
