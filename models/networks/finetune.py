@@ -133,7 +133,7 @@ class _FittingTraining:
     def _too_few(self, limit, least):
         return gg.BudgetError(
             f"finetune: memory of {mib(limit)} is {mib(least - limit)} too little: the weights take "
-            f"{mib(self.network.weights.nbytes)}, and the process has {mib(resident_nbytes())} already; use {least} "
+            f"{mib(self.network.weights.nbytes)}, and the process has {mib(resident_nbytes())} already; use {least:,} "
             f"bytes or more, a shorter context, or fewer targets", least)
 
     def _peak(self):

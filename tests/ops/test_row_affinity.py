@@ -1,7 +1,10 @@
-"""Moving bytes, and handing rows out to threads that keep their own."""
+"""Moving bytes, and handing rows out to threads."""
+import itertools
+
 import numpy as np
 import pytest
 
+from ggjit.ops.matmul.repack import codes
 from ggjit.ops.native.jit import native
 from ggjit.ops.native.node import CHUNK, S_ABORT, S_DEADLINE
 from ggjit.ops.native.row_affinity import BITS, affinity_chunk, affinity_next, countable, own_first
@@ -118,3 +121,12 @@ def test_bytes_are_moved_and_no_others(skew, together):
         expected[at:at + n] = src[3:3 + n]
         move(dst.ctypes.data + at, src.ctypes.data + 3, n, together)
         assert np.array_equal(dst, expected), n
+
+
+def test_chunks_of_rows_are_even():
+    """Threads that take them in turns have the same number of units, but for one."""
+    for units, most, nth in itertools.product(range(1, 80), (1, 3, 8), (1, 2, 3, 8)):
+        chunks = codes.even_chunks.py_func(units, most, nth)
+        sizes = np.diff([codes.even_start.py_func(units, i, chunks) for i in range(chunks + 1)])
+        assert sizes.sum() == units and 0 < sizes.min() and sizes.max() <= most
+        assert np.ptp([sizes[ith::nth].sum() for ith in range(nth)]) <= 1
