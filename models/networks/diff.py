@@ -91,7 +91,8 @@ class ModelDiff(PlotRepr):
         low, high = np.nanmin(grid), np.nanmax(grid)
         image = axes.imshow(grid, aspect="auto", cmap="magma", origin="lower", interpolation="nearest",
                             norm=colors.LogNorm(low, max(high, low * 10)))
-        axes.figure.colorbar(image, ax=axes, label="NMSE")
+        if high > FLOOR:
+            axes.figure.colorbar(image, ax=axes, label="NMSE")
         label_axis(axes.xaxis, self.tokens)
         axes.tick_params("x", labelrotation=90)
         axes.yaxis.get_major_locator().set_params(integer=True)
@@ -99,6 +100,8 @@ class ModelDiff(PlotRepr):
         return axes
 
     def _verdict(self, show=lambda row: row.name):
+        if all(row.error == 0 for row in self.rows):
+            return f"no error above {self.tolerance:g}: all values are equal"
         return f"no error above {self.tolerance:g}" if self.first is None else \
             f"first above {self.tolerance:g}: {show(self.first)}"
 

@@ -22,6 +22,7 @@ import html
 import itertools
 import os
 
+from ggjit.alloc.plots import unit_of
 from ggjit.alloc.report import mib
 from ggjit.api.measure_memory import kernel_work_nbytes
 from ggjit.api.rematerialize import BudgetError
@@ -110,18 +111,19 @@ class Fit:
         """Bytes by context for each type of the cache, the limit, and the choice, on matplotlib axes."""
         plt = extra("matplotlib.pyplot", "plots")
         ax = plt.subplots(figsize=(7, 4))[1] if ax is None else ax
+        unit, name = unit_of(self.limit)
         for kind, points in self.frontier().items():
-            ax.plot([n for n, _ in points], [b / 1e9 for _, b in points], marker="o", markersize=3,
+            ax.plot([n for n, _ in points], [b / unit for _, b in points], marker="o", markersize=3,
                     label=f"{kind} cache")
-        ax.axhline(self.limit / 1e9, color="black", linestyle="--", linewidth=1)
-        ax.annotate(f"limit {self.limit / 1e9:.2f} GB", (0.01, self.limit / 1e9), xycoords=("axes fraction", "data"),
+        ax.axhline(self.limit / unit, color="black", linestyle="--", linewidth=1)
+        ax.annotate(f"limit {mib(self.limit)}", (0.01, self.limit / unit), xycoords=("axes fraction", "data"),
                     va="bottom")
-        ax.plot([self.setting.n_ctx], [self._running_nbytes / 1e9], marker="*", markersize=14, color="black",
+        ax.plot([self.setting.n_ctx], [self._running_nbytes / unit], marker="*", markersize=14, color="black",
                 linestyle="none", label="chosen")
-        ax.set(xlabel="context (tokens)", ylabel="memory of the process (GB)", title=os.path.basename(self.title))
+        ax.set(xlabel="context (tokens)", ylabel=f"memory once compiled ({name})", title=os.path.basename(self.title))
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(lambda n, _: f"{n:,.0f}")
-        ax.set_ylim(0, 1.15 * max(ax.get_ylim()[1], self.limit / 1e9))
+        ax.set_ylim(0, 1.15 * max(ax.get_ylim()[1], self.limit / unit))
         ax.legend(fontsize="small", frameon=False, loc="lower right")
         return ax
 
@@ -134,11 +136,12 @@ class Fit:
         return f"<Fit {self.setting}: {mib(self.nbytes)} of {mib(self.limit)}>"
 
     def _repr_html_(self):
-        rows = "".join(f"<tr><td style='text-align:left'>{html.escape(str(c.setting))}</td>"
-                       f"<td style='white-space:nowrap'>{mib(c.nbytes)}</td>"
-                       f"<td style='text-align:left'>{html.escape(c.why)}</td></tr>" for c in self.others)
+        left = "style='text-align:left'"
+        rows = "".join(f"<tr><td {left}>{html.escape(str(c.setting))}</td><td style='white-space:nowrap'>"
+                       f"{mib(c.nbytes)}</td><td {left}>{html.escape(c.why)}</td></tr>" for c in self.others)
         return (f"<b>{html.escape(self.title)}</b><p>{html.escape(str(self.setting))}: {mib(self.nbytes)} of "
-                f"{mib(self.limit)}</p><table><tr><th>not chosen</th><th>takes</th><th>why</th></tr>{rows}</table>")
+                f"{mib(self.limit)}</p><table><tr><th {left}>not chosen</th><th>takes</th><th {left}>why</th></tr>"
+                f"{rows}</table>")
 
 
 class _Search:
