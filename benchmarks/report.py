@@ -97,21 +97,25 @@ def summary(rows):
 LEGEND = """\
 ## How to read the tables
 
-- **work**: "decode" generates one token at a time, "prompt" reads a prompt. A "shape" is a model of the named
-  dimensions with random weights. `n` is the number of columns of a product.
-- **against**: the peer. `wheel` is llama.cpp from PyPI (xllamacpp), `native` is llama.cpp built for this processor, and
-  `ik` is ik_llama.cpp; the section "Engines" has their versions. `limit` is the speed of this machine's memory or
-  processor, measured beside the row. Rows against `n - 1` compare ggjit with itself with one column less.
+- **work**: "decode" generates one token at a time, "prompt" reads a prompt. A "shape" is a model with the dimensions of
+  the named model and random weights. In `mul_mat` rows, `n` is the number of tokens that are multiplied at once (the
+  columns of the activations, ggml's `ne1`).
+- **against**: the engine that ggjit is compared with, called the peer. `wheel` is llama.cpp from PyPI (xllamacpp),
+  `native` is llama.cpp built for this processor, and `ik` is ik_llama.cpp; the section "Engines" has their versions.
+  `limit` is the read bandwidth or the arithmetic peak of this machine, measured beside the row. A row against `n - 1`
+  compares ggjit's throughput at `n` tokens with its own throughput at `n - 1` tokens.
 - **ratio**: ggjit's speed divided by the peer's. Above 1, ggjit is faster.
-- **target** and **verdict**: the smallest ratio that counts as reached, and whether the measured ratio does.
+- **target** and **verdict**: the smallest ratio that passes, and whether the measured ratio passes. A target is reached
+  if the verdict is "pass".
 - **ggjit** and **peer**: medians of the rounds, with the minimum and the maximum in brackets.
-- **note**: figures between slashes belong to ggjit and then to the peers, in the order of their rows. `DISTURBED` means
-  that other processes used the processor during the row."""
+- **note**: of several figures separated by slashes, the first is ggjit's and the next ones are the peers', in the order
+  in which the rows of this work name them. `DISTURBED` means that other processes used the processor during the row."""
 
 RUNS = """\
-The next table lists the runs behind the rows: how often the engines took turns, how many cores other processes kept
-busy before and after, and the limits of the machine at that time. Rows near the memory bandwidth have up to seven
-rounds."""
+The next table lists the runs of the benchmark that gave the rows above. "Rounds" is the number of rounds; in a round,
+every engine runs once. The two columns "other processes" say how many cores other processes kept busy before and after
+the run. The last columns are the read bandwidth and the float32 peak of the machine during the run. Rows whose speed is
+near the read bandwidth were measured in up to seven rounds."""
 
 
 def conditions(about, engines, parts):

@@ -59,24 +59,25 @@ supported; the names on one line have the same rule:
 
 {groups}
 
-- `m.tokenize(text)` returns the ids, with the begin and end tokens of the model. With `special=True`, a text such as
-  "<|im_end|>" becomes the control token of that name; do not use `special=True` with text you do not trust.
-- `m.detokenize(ids)` returns what llama.cpp's `llama_detokenize` returns, with one difference: after a begin token at
-  the start, the space of the first word is removed.
+- `m.tokenize(text)` returns the ids, with BOS and EOS where the model's file asks for them. With `special=True`, a text
+  such as "<|im_end|>" becomes the control token of that name; do not use `special=True` with text you do not trust.
+- `m.detokenize(ids)` returns what llama.cpp's `llama_detokenize` returns, with one difference: if the ids begin with
+  BOS, the space before the first word is removed.
 - `m.tokenizer.stream()` decodes ids one by one and returns whole characters only.
-- A test compares ids, token texts and decoded texts with llama.cpp's, on 1,000 texts for every name and model, and on
-  10,000 texts for 25 of them (`tests/models/test_tokenizer_kinds.py`; `pytest -m slow` uses 10,000 for all). The texts
-  contain characters of all Unicode planes, code, control characters, long runs and special tokens.
+- A test compares ids, token texts and decoded texts with llama.cpp's, on 1,000 texts for every value of
+  `tokenizer.ggml.pre` above and every tokenizer model, and on 10,000 texts for 25 of them
+  (`tests/models/test_tokenizer_kinds.py`; `pytest -m slow` uses 10,000 for all). The texts contain characters of all
+  Unicode planes, source code, control characters, long runs of one character and special tokens.
 - The time to tokenize grows linearly with the length of a text, also for a run of equal characters.
 - In `llama`, `t5`, `rwkv` and `plamo2` vocabularies, text never becomes a control token unless `special=True`. In
   llama.cpp it may.
-- The `bert` tokenizer follows BERT's where llama.cpp's differs: it keeps combining marks that have a width, and a word
-  of more than 100 characters is the unknown token.
-- `whitespace` vocabularies decode to the tokens' own texts.
+- Where llama.cpp's `bert` tokenizer differs from BERT's own, ggjit follows BERT: it keeps spacing combining marks
+  (Unicode category Mc, as in Devanagari), and it replaces a word of more than 100 characters by `[UNK]`.
+- `whitespace` vocabularies decode to the texts of the tokens.
 - A damaged vocabulary raises an error when the model first tokenizes text: a token that occurs twice, missing \
 merges, an
   id outside the vocabulary, a damaged charsmap. The error names the fault. Text with lone surrogates is an error, too.
-- If a `gpt2` file names no begin and end tokens, ggjit uses none. llama.cpp uses token 11.
+- If a `gpt2` file names no BOS and EOS, ggjit uses none. llama.cpp then uses token 11 for both.
 
 """
 
