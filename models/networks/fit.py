@@ -290,9 +290,7 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
                     c = _longer(search, c, tried)
                     return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
                 tried.append(c)
-    least = min(tried, key=lambda c: c.nbytes)
-    if least.compiling:                         # kernels of another batch may be there
-        least = min((search(dataclasses.replace(least.setting, n_batch=b)) for b in batches), key=lambda c: c.nbytes)
+    least = min(_leanest(search, lean, kinds, batches), key=lambda c: c.nbytes)
     raise BudgetError(f"fit: {mib(search.limit)} are too little for {search.file.path}: the least is "
                       f"{mib(least.nbytes)} ({least.setting}); use memory={least.nbytes} or more, or a smaller model",
                       least.nbytes)
@@ -334,6 +332,13 @@ def _places_that_hold(search, lean, tried):
     return [dataclasses.replace(lean, n_gpu_layers=n, cpu_moe=moe) for n, moe in found]
 
 
+def _leanest(search, lean, kinds, batches):
+    """Candidates, one of which takes the least: kernels of another batch or cache may be there."""
+    for kind, batch in itertools.product(kinds, batches if lean.compiling else batches[-1:]):
+        setting = dataclasses.replace(lean.setting, kv_type=kind, n_batch=batch)
+        yield from map(search, _places_that_hold(search, setting, []))
+
+
 def _first(holds, n, near):
     """The first k that holds, of 0 .. n - 1; all behind it hold, the last one always does.  near: where it may be."""
     low, high, step, k = -1, n - 1, 1, near
@@ -355,15 +360,16 @@ def _longer(search, chosen, tried):
     longer = next((n for n in search.contexts[::-1] if n > s.n_ctx), None)
     if longer is None:
         return chosen
-    steps = range(s.n_ctx + LEAST_CTX, longer, LEAST_CTX)
-    c = search(dataclasses.replace(s, n_ctx=longer))
-    room, each = search.limit - chosen.nbytes, max(c.nbytes - chosen.nbytes, 1) / (longer - s.n_ctx)
-    for at in range(min(int(room / each) // LEAST_CTX, len(steps)) - 1, -1, -1):
-        c = search(dataclasses.replace(s, n_ctx=steps[at]))
-        if not search.over(c):
-            return c
-        tried.append(c)
-    return chosen
+
+    def fits(k):
+        c = search(dataclasses.replace(s, n_ctx=lengths[k]))
+        if why := search.over(c):
+            tried.append(c)
+        return not why
+    lengths = range(s.n_ctx, longer, LEAST_CTX)[::-1]
+    each = max(search(dataclasses.replace(s, n_ctx=longer)).nbytes - chosen.nbytes, 1) / (longer - s.n_ctx)
+    near = len(lengths) - 1 - int((search.limit - chosen.nbytes) / each / LEAST_CTX)
+    return search(dataclasses.replace(s, n_ctx=lengths[_first(fits, len(lengths), near)]))
 
 
 def _others(search, chosen, tried):

@@ -199,5 +199,7 @@ def test_the_command_announces_all_terms(path):
     assert server.kinds["KV cache"] == 4 * report.kinds["KV cache"]
     one, four = report.memory.terms, server.memory.terms
     assert four["inputs"] > 3 * one["inputs"], "masks of prompts that are read together"
-    assert four["logits"] == 2 * 4 * one["logits"] and four["code"] > one["code"]
+    assert four["logits"] == 2 * 4 * one["logits"]
+    with load_model(path, n_ctx=64, n_seqs=4, n_cells=4 * 64, reserve=False) as m:
+        assert m.n_plans == 1 + len({1, 2, 4}), "of the prompts, and of tokens of fewer and fewer texts"
     assert "Python and libraries" in ggjit("peak", path, "-c", 64).stdout
