@@ -1,4 +1,4 @@
-"""Where tensors live: plans of memory, made from numbers alone; no memory is touched here.
+"""Memory planning: offsets and lifetimes of tensors, computed from numbers alone; no memory is touched here.
 
 Read plan_request.py and graph_alloc.py first.  Three rooms, which do not know them:
 

@@ -4,6 +4,7 @@
     b1,0,3,64                    more columns are ignored but `offset`: the place in another allocator's plan
 """
 import csv
+import os
 
 import numpy as np
 
@@ -156,7 +157,7 @@ def run_plan_csv(in_path, out_path=None, capacity=None, dims=(), picture=None, *
         with whole_file(out_path, text=True) as f:
             write_problem(f, ids, lower, upper, size, lay.offsets)
     if picture is not None:
-        plot(LayoutPicture(lower, upper, size, lay, str(in_path)), path=picture, colour="lifetime")
+        plot(LayoutPicture(lower, upper, size, lay, os.path.basename(in_path)), path=picture, colour="lifetime")
     more = {} if trace.taken is None else {"taken": trace.taken, "what": trace.what}
     return {"peak": lay.peak, "lower_bound": lay.lower_bound, "proved_bound": lay.proved_bound,
             "fits": "does not fit" if hopeless else lay.fits, "seconds": lay.seconds, "nodes": lay.nodes,

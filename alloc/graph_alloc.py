@@ -1,4 +1,4 @@
-"""Where every tensor of a graph lives: an aliasing pass, then an offset policy.  No memory is touched.
+"""The memory plan of a graph: an aliasing pass, then a planner of offsets.  No memory is touched.
 
     plan = plan_graph(PlanRequest(table, node_ids, leaf_ids, (node_sizes, leaf_sizes)), PlanOptions())
     plan.node_buffer, plan.node_chunk, plan.node_offs      # one entry per node, in graph order; buffer -1: elsewhere
@@ -48,7 +48,10 @@ def plan_graph(request, options=_GGML):
     if options.planner == "ggml-2023":
         return plan_2023(make(), options.parse_seq)
     if options.planner == "ggml":
-        return ggml_plan(make(), "ggml", request.max_size)
+        p = make()
+        plan = ggml_plan(p, "ggml", request.max_size)
+        p.graph.give_back()
+        return plan
     search = functools.partial(best_plan, make, request.max_size, options)
     with busy("planning memory", options.time_limit):
         return _once(make(), request, options, search) if options.remember else search()

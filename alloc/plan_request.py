@@ -1,4 +1,4 @@
-"""What a memory plan is made of: a PlanRequest says what is to be placed and where, PlanOptions how it is planned.
+"""The input of a memory plan: a PlanRequest says what to place and where, PlanOptions how to plan it.
 
     request = PlanRequest(table, node_ids, leaf_ids, (node_sizes, leaf_sizes))
     plan = plan_graph(request, PlanOptions(planner="best"))

@@ -13,6 +13,7 @@ curve.  Text takes the page's own colour, lines have a light rim, so that both r
 """
 import collections
 import html
+import itertools
 import os
 import secrets
 
@@ -25,9 +26,7 @@ from ggjit.ops.core.whole_file import whole_file
 PALETTE = ("#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#f0e442", "#0072b2")
 OTHER = "#a6a6a6"               # colour of everything beyond the palette
 LIVE, BOUND, RIM = "#000000", "#b3004b", "#ffffff"
-# steps that a buffer lives at most, and its colour, dark to light (cividis)
-LIFETIMES = ((1, "1 step", "#31446b"), (3, "2 to 3 steps", "#666970"), (10, "4 to 10 steps", "#958f78"),
-             (30, "11 to 30 steps", "#cbba69"), (float("inf"), "more than 30 steps", "#ffe945"))
+LIFETIMES = ("#31446b", "#666970", "#958f78", "#cbba69", "#ffe945")       # short to long: dark to light (cividis)
 Box = collections.namedtuple("Box", "lo hi bottom nbytes rows")         # rows: the report's, that lie in it
 Key = collections.namedtuple("Key", "text colour")
 
@@ -49,11 +48,22 @@ def boxes_of(report):
             for a, (lo, hi, size, offs, b, c) in enumerate(report.boxes.tolist())]
 
 
+def lifetimes(n_steps):
+    """{steps that a buffer lives at most: Key}, short to long; the last class begins below an eighth of all steps."""
+    ends = [1, 3, 10, 30]
+    while 80 * ends[-2] <= n_steps:
+        ends = [*ends[1:], 10 * ends[-2]]
+    texts = ["1 step" if ends[0] == 1 else f"up to {ends[0]:,} steps",
+             *(f"{a + 1:,} to {b:,} steps" for a, b in itertools.pairwise(ends)), f"more than {ends[-1]:,} steps"]
+    return dict(zip((*ends, float("inf")), map(Key, texts, LIFETIMES), strict=True))
+
+
 def coloured(boxes, colour):
     """(the Key of every box, the Keys in the order of a legend)."""
     if colour == "lifetime":
-        keys = [Key(*next(x[1:] for x in LIFETIMES if b.hi - b.lo <= x[0])) for b in boxes]
-        return keys, [k for k in (Key(*x[1:]) for x in LIFETIMES) if k in set(keys)]
+        classes = lifetimes(max((b.hi for b in boxes), default=0))
+        keys = [next(key for end, key in classes.items() if b.hi - b.lo <= end) for b in boxes]
+        return keys, [k for k in classes.values() if k in set(keys)]
     if colour != "op":
         raise ParamError(f"colour {colour!r}: expected 'op' or 'lifetime'")
     total, ops = collections.Counter(), [b.rows[0].op if b.rows else "?" for b in boxes]
@@ -264,8 +274,8 @@ def _tooltip(box):
 
 def _numbers(report):
     unit, name = unit_of(report.peak)
-    return (f"peak {report.peak / unit:.2f} {name}, lower bound {report.lower_bound / unit:.2f} {name}, planner "
-            f"{report.planner}")
+    planner = f", planner {report.planner}" if report.planner else ""
+    return f"peak {report.peak / unit:.2f} {name}, lower bound {report.lower_bound / unit:.2f} {name}{planner}"
 
 
 def _axes(report, sx, sy, top):
@@ -315,7 +325,8 @@ def _legend(keys, y):
 
 # ---------------------------------------------------------------- matplotlib
 class LayoutPicture:
-    """A Layout of plan_offsets as `plot` draws it; steps at which nothing begins or ends are left out."""
+    """A Layout of plan_offsets as `plot` draws it; steps at which nothing begins or ends are left out.  It has no
+    planner: there is no graph whose nodes the steps are."""
 
     def __init__(self, lower, upper, size, layout, title):
         steps, place = np.unique(np.concatenate([lower, upper]).astype(np.int64), return_inverse=True)
@@ -323,7 +334,7 @@ class LayoutPicture:
         lo, hi, size, zero = place[:n], place[n:], np.array(size, np.int64), np.zeros(n, np.int64)
         self.n_steps, self.by_alloc, self.chunk_sizes = max(len(steps) - 1, 1), {}, [[layout.peak]]
         self.boxes = np.stack([lo, hi, size, layout.offsets, zero, zero], 1)
-        self.title, self.planner, self.peak, self.lower_bound = title, layout.planner, layout.peak, layout.lower_bound
+        self.title, self.planner, self.peak, self.lower_bound = title, "", layout.peak, layout.lower_bound
         change = np.zeros(self.n_steps + 1, np.int64)
         np.add.at(change, lo, size)
         np.add.at(change, hi, -size)
@@ -366,10 +377,9 @@ def plot(report, ax=None, path=None, colour="op"):
             ax.text((b.lo + b.hi) / 2, (b.bottom + b.nbytes / 2) / unit, text, ha="center", va="center", fontsize=7,
                     rotation=turn, clip_on=True, color=ink(key.colour),         # above the curve, spaces too
                     bbox={"facecolor": key.colour, "edgecolor": "none", "pad": 0.8})
-    ax.set_xlabel(STEP)
+    ax.set_xlabel(STEP if report.planner else "step (those at which buffers begin or end)")
     ax.set_ylabel(f"offset, {name}")
-    ax.set_title(f"{report.title or 'memory plan'}: peak {report.peak / unit:.2f} {name}, lower bound "
-                 f"{report.lower_bound / unit:.2f} {name}, planner {report.planner}")
+    ax.set_title(f"{report.title or 'memory plan'}: {_numbers(report)}")
     ax.legend(handles=[*(Patch(color=k.colour, label=k.text) for k in legend), live, bound], fontsize=7,
               loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     if path is not None:

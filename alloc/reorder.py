@@ -1,4 +1,5 @@
-"""An order of a graph's nodes for `order="memory"`: one of orders/, where its plan is below the given one's."""
+"""Chooses the order of a graph's nodes for `order="memory"`: one of orders/ if its plan is lower, else the given
+one."""
 import dataclasses
 
 import numpy as np

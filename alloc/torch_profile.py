@@ -1,4 +1,4 @@
-"""Traces of torch.profiler as offset problems: what tensors took, and what a static plan would take.
+"""Traces of torch.profiler as offset problems: the memory that tensors took, and what a static plan would take.
 
     with torch.profiler.profile(profile_memory=True) as p: ...;  p.export_chrome_trace("step.json")
 

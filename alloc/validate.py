@@ -31,7 +31,7 @@ def check_layout(lower, upper, size, offsets, alignment=1, capacity=None):
         if o < 0 or (capacity is not None and o + z > capacity):
             raise InvalidPlan(f"buffer {i}: [{o}, {o + z}) is outside [0, {capacity})")
         if o % alignment:
-            raise InvalidPlan(f"buffer {i}: offset {o} is no multiple of {alignment}")
+            raise InvalidPlan(f"buffer {i}: offset {o} is not a multiple of {alignment}")
         if z > 0:
             events += [(int(lower[i]), 1, i), (int(upper[i]), 0, i)]
     live = []                                   # (offset, end, buffer), disjoint, by offset
@@ -108,7 +108,7 @@ class _Run:
             if b < 0:
                 continue
             if self.root(i) == i and o % request.alignment[b]:
-                raise InvalidPlan(f"tensor {i}: offset {o} is no multiple of {request.alignment[b]}")
+                raise InvalidPlan(f"tensor {i}: offset {o} is not a multiple of {request.alignment[b]}")
             if self.root(i) == i and o + self.nbytes[i] > self.mem[b][c].size:
                 raise InvalidPlan(f"tensor {i}: [{o}, {o + self.nbytes[i]}) ends beyond chunk {c} of buffer {b}")
             self._check_view(i)

@@ -196,7 +196,7 @@ def minimalloc(binary, lo, hi, size, capacity):
 
 
 def hard_table(problems, limits, binary):
-    print("\n## Hard instances: peak over the lower bound after so many seconds (targets 1.03 / 1.01 / 1.005)\n")
+    print("\n## Hard problems: peak / bound after so many seconds (targets 1.03 / 1.01 / 1.005)\n")
     print(f"MiniMalloc: seconds until it fits into the bound, and into our last peak; -: not within "
           f"{MINIMALLOC_SECONDS} s.\n")
     show("instance", "buffers", "one unit", "ggml", "by size", *[f"{x} s" for x in limits], "planner",
@@ -259,8 +259,8 @@ def family_table(n_seeds):
 
 
 def what_if_table(models):
-    print("\n## What if: bytes as things are and otherwise\n")
-    show("model", "what if", "before -> then")
+    print("\n## What if memory were managed otherwise\n")
+    show("model", "what if", "before -> after")
     show(*["---"] * 3)
     for name in models:
         for row in model_peak(name, n_ctx=2048, n_batch=128, what_if="all").what_if:

@@ -140,14 +140,16 @@ def table(found):
     """found: {processor: rows of `estimate`}"""
     yield "# Products on ARM, an estimate"
     yield ""
-    yield (f"{datetime.date.today()}. Nothing here ran: llvm-mca's models of the processors say how long the hottest "
-           f"loop takes while all data are in the first-level cache. Apple's model is that of an older core. "
-           f"`python -m benchmarks.arm_estimate` made it; ggml is llama.cpp's source compiled by clang without SVE. "
-           f"Instructions and cycles are those of {PER} weights times one column.")
+    yield (f"These figures are estimates of {datetime.date.today()}; nothing was run. `python -m "
+           "benchmarks.arm_estimate` compiles ggjit's kernels and llama.cpp's source (clang, without SVE) and passes "
+           "the innermost loop of each to llvm-mca. llvm-mca has models of the processors and says how many cycles a "
+           "loop takes if all data are in the first-level cache. Its model for Apple is that of an older core. "
+           f"Instructions and cycles are those of {PER} weights times one column. In the last column, below 1 ggjit "
+           "needs fewer cycles.")
     yield ""
-    yield ("F16 is not the same work on both sides: ggml multiplies and sums in float16, ggjit sums in float32. With "
-           "fp16fml (v8.4 and later) one instruction multiplies halves and adds to floats. Without it (neoverse-n1) "
-           "halves are converted first, which takes more than twice the cycles.")
+    yield ("The F16 rows are not the same work: ggml multiplies and sums in float16, ggjit sums in float32. With "
+           "fp16fml (v8.4 and later) one instruction multiplies halves and adds the products to floats. Without "
+           "fp16fml (neoverse-n1) ggjit converts halves first, which takes more than twice ggml's cycles.")
     for processor, lines in found.items():
         yield ""
         yield f"## {processor} ({PROCESSORS[processor][0]})"

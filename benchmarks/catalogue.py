@@ -183,6 +183,37 @@ def _rows():
         yield op(f"argsort-{size(ne)}", f"argsort {list(ne)}", build)
 
 
+def _others():
+    """Ops that models use seldom."""
+    for ne, k in (((2048, 1), 40), ((576, 16), 40), ((2048, 128), 40)):
+        def largest(new, ne=ne, k=k):
+            return gg.top_k(new(gg.F32, ne, [ids(ne[0], ne[0], seed) for seed in range(ne[1])]), k)
+        yield op(f"top_k-{size(ne)}", f"top_k {list(ne)}, k = {k}", largest)
+    for name in ("acc", "set"):
+        def written(new, name=name):
+            a, b = new(gg.F32, (576, 32)), new(gg.F32, (576, 16))
+            return getattr(gg, name)(a, b, *a.nb[1:], 0)
+        yield op(f"{name}-576x16", f"{name} [576, 16] into [576, 32]", written)
+    yield op("upscale-64", "upscale, nearest, [64, 64, 32] to [128, 128, 32]",
+             lambda new: gg.upscale(new(gg.F32, (64, 64, 32)), 2, 0))
+    yield op("repeat-2048x128", "repeat [2048, 128] to [4096, 128]",
+             lambda new: gg.repeat_4d(new(gg.F32, (2048, 128)), 4096, 128, 1, 1))
+    yield op("timestep-320x32", "timestep_embedding of 320, 32 steps",
+             lambda new: gg.timestep_embedding(new(gg.F32, (32,)), 320, 10000))
+    yield op("pad_reflect-576x16", "pad_reflect_1d by 10 and 12, [576, 16]",
+             lambda new: gg.pad_reflect_1d(new(gg.F32, (576, 16)), 10, 12))
+    yield op("add_id-576x4x16", "add_id [576, 4, 16]", lambda new: gg.add_id(
+        new(gg.F32, (576, 4, 16)), new(gg.F32, (576, 8)), new(gg.I32, (4, 16), np.arange(64) % 8)))
+    for n in (1, 64):
+        def recurrent(new, n=n):                    # small factors: the state must not grow
+            x = [np.random.default_rng(i).standard_normal((n, 16, 64)) / (8 if i < 4 else 64) for i in range(6)]
+            return gg.rwkv_wkv7(*[new(gg.F32, (64, 16, n), v) for v in x], new(gg.F32, (64 * 64 * 16, 1)))
+        yield op(f"rwkv_wkv7-{n}", f"rwkv_wkv7, 16 heads of 64, {n} tokens", recurrent)
+    yield op("win_unpart-64", "win_unpart [256, 14, 14, 25] to [256, 64, 64]",
+             lambda new: gg.win_unpart(new(gg.F32, (256, 14, 14, 25)), 64, 64, 14))
+    yield op("get_rel_pos-14", "get_rel_pos [64, 27], 14", lambda new: gg.get_rel_pos(new(gg.F16, (64, 27)), 14, 14))
+
+
 def ids(n, k, seed=1):
     return np.random.default_rng(seed).permutation(n)[:k]
 
@@ -217,7 +248,7 @@ def tiny_nodes(new):
     return x
 
 
-OPS = (*_reductions(), *_activations(), *_rope(), *_copies(), *_rows(), *_images(),
+OPS = (*_reductions(), *_activations(), *_rope(), *_copies(), *_rows(), *_others(), *_images(),
        Graph(key="nodes-10000", text=f"{N_NODES:,} adds of 64 floats, each", build=tiny_nodes, n_nodes=N_NODES,
              targets={"wheel": 3.0, "native": 2.0, "llamafile": None}))
 

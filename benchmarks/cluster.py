@@ -1,4 +1,4 @@
-"""What a remote device costs beside a bare socket, in the same run: two workers on this machine.
+"""The cost of a remote device beyond a plain socket, measured in the same run: two workers on this machine.
 
     python -m benchmarks.cluster [--quick] [--json] [--tls]             ratios to a socket
     python -m benchmarks.cluster --report [--gguf model.gguf]           all of it, as results/cluster.md: 4 minutes
@@ -396,15 +396,18 @@ def report(gguf=None):
         ("sentences embedded in a second, one and two workers",
          f"{more['bulk_1_texts_per_second']:.0f}, {more['bulk_2_texts_per_second']:.0f}", ""),
         ("... part of twice as many", ms(more, "bulk_part_of_linear"), "0.9")]
-    about = (f"`python -m benchmarks.cluster --report`: two workers and the driver on {plain['cores']} cores, "
-             f"{platform.machine()}, Python {platform.python_version()}, nothing else running. Steps and stages are "
-             f"milliseconds beyond the socket's own round trip of 8 KB each way ({plain['socket_median_ms']:.3f}, p99 "
-             f"{plain['socket_p99_ms']:.3f}); eight in flight is the whole token.")
+    about = ("`python -m benchmarks.cluster --report` measures what remote devices cost beyond a plain socket. Two "
+             f"workers and the process that drives them run on {plain['cores']} cores ({platform.machine()}, Python "
+             f"{platform.python_version()}), with nothing else running. The rows of steps and stages are milliseconds "
+             "beyond the socket's own round trip of 8 KB each way, which takes "
+             f"{plain['socket_median_ms']:.3f} ms (99th percentile {plain['socket_p99_ms']:.3f}). The row \"eight "
+             "sequences in flight\" is the whole time of a token. The docstring of `benchmarks/cluster.py` describes "
+             "each row.")
     lines = ["# Remote devices beside a raw socket", "", textwrap.fill(about, 118), "",
              "| | measured | target |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), "",
              "## Beside llama.cpp's RPC servers", "",
-             "Milliseconds a token, the shortest; each worker and each server computes with one thread.", "",
-             "| model | workers | ggjit | llama.cpp RPC | who has what here |", "|---|---|---|---|---|"]
+             "Shortest time of a token in milliseconds. Each worker and each server computes with one thread.", "",
+             "| model | workers | ggjit | llama.cpp RPC | where ggjit's layers are |", "|---|---|---|---|---|"]
     for figures, path, name in zip(found, (EMBEDDED, gguf), ("small", "large"), strict=False):
         for n in (1, 2):
             theirs = figures[f"{name}_{n}_llama_rpc_ms"]

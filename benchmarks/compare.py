@@ -86,10 +86,10 @@ class Engines:
             self.missing["ik"] = "IK_LIB_DIR names no folder with a build of ik_llama.cpp"
 
     def introductions(self):
-        """A line about every engine, and one about every missing one."""
-        yield from (f"{name}: " + "{name} {version} ({features})".format(**w.about)
+        """(name, what it is) of every engine, the missing ones too."""
+        yield from (("ggjit" if name == "ours" else name, "{name} {version} ({features})".format(**w.about))
                     for name, w in self.workers.items())
-        yield from (f"{name}: missing: {why}" for name, why in self.missing.items())
+        yield from ((name, f"missing: {why}") for name, why in self.missing.items())
 
     def names(self, work):
         """ggjit and those peers of a work that are installed."""

@@ -1,4 +1,4 @@
-"""What threads cost each other: lines that two of them write, bytes that move, atomic operations, barriers.
+"""What threads exchange: cache lines that two of them write, bytes that move, atomic operations, barriers.
 
     python -m benchmarks.core_traffic [--only GRAPH;...] [--threads 2,8,64] [--kernels]     > results/core-traffic.md
 
@@ -191,9 +191,11 @@ FIGURES = "lines", "nbytes", "atomics", "barriers"
 def table(counted):
     """The text of the results' file; counted: {(graph, threads): Traffic}"""
     lines = [f"# What threads cost each other: {isa.ISA}", "",
-             "Written by `python -m benchmarks.core_traffic`. Counts of one run: cache lines that two threads write "
-             "between two barriers; bytes that one thread wrote and another reads; atomic operations; barriers. No "
-             "figure may rise (tests/engine/cpu/test_core_traffic.py).", "",
+             "`python -m benchmarks.core_traffic` counts, for one run of a graph, what the threads of a plan exchange. "
+             "A test checks that no figure rises (tests/engine/cpu/test_core_traffic.py).", "",
+             "- **lines**: cache lines that two threads write between two barriers.",
+             "- **bytes**: bytes that one thread writes and another reads.",
+             "- **atomics**, **barriers**: atomic operations, and barriers at which all threads wait.", "",
              "| graph | threads | lines | bytes | atomics | barriers |", "| --- | --- | --- | --- | --- | --- |"]
     lines += [f"| {name} | {n} | {' | '.join(f'{getattr(t, x):,}' for x in FIGURES)} |"
               for (name, n), t in counted.items()]

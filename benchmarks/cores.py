@@ -289,13 +289,14 @@ def main(argv=None):
 
     def say(line):
         print(line, flush=True)
-    say(f"{machine.cpu_model()}; {machine.idle_check('before')}; medians of {args.rounds} rounds, tokens/s\n")
+    say(f"{machine.cpu_model()}. {machine.idle_check('Before')}. Figures are medians of {args.rounds} rounds, in "
+        "tokens per second.\n")
     say(_table(*columns))
     for network in NETWORKS:
         if not any(part in network.name for part in args.only):
             continue
         if time.monotonic() > end:
-            say(f"| {network.name}: left out, the time had run out |" + " |" * (len(columns) - 1))
+            say(f"| {network.name}: the time ran out |" + " |" * (len(columns) - 1))
             continue
         try:
             rows, beside = measure(network, engines, args.rounds, say)
@@ -310,7 +311,7 @@ def main(argv=None):
     say("\n".join(memory))
     say("\n" + _table("beside loops", "one thread", "two threads", "two / one"))
     say("\n".join(busy))
-    say(f"\n{machine.idle_check('after')}")
+    say(f"\n{machine.idle_check('After')}.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Proof and speed of the CUDA backend on a real GPU, in one call.
+"""Checks and times the CUDA backend on a real GPU, in one call.
 
     python -m benchmarks.gpu [--quick] [--model PATH ...] [--embed-model PATH] [--only ops walk piped speed models]
         [--share 0.1] [--seconds 400] [--out FILE.md]

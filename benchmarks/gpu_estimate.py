@@ -1,4 +1,4 @@
-"""What a token and single kernels cost on an H100 at the least: an estimate from sizes and counts, no card is asked.
+"""The least time of a token and of single kernels on an H100: an estimate from sizes and counts, without a card.
 
     GGJIT_CUDA_COMPILER=simulator python -m benchmarks.gpu_estimate
 

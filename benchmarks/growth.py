@@ -8,9 +8,6 @@
     context   time of a token against the tokens before it
     batch     time of a prompt against its tokens
     plan      time of the allocators and of the scheduler against nodes
-
-A line through the origin has slope 1 in these logarithmic plots; the exponent in the table is the slope between the two
-largest sizes.
 """
 import argparse
 import dataclasses
@@ -31,6 +28,13 @@ from benchmarks.worker import ROOT
 from ggjit.models import load_model
 from ggjit.ops.native import isa
 
+ABOUT = """\
+# How cost grows
+
+`python -m benchmarks.growth` measures how time grows with the size of a problem. The slope is the exponent between the
+two largest sizes: at 1, time is proportional to the size. In the first table a "cliff" is a number of columns at which
+throughput falls below 95 % of that with fewer columns.
+"""
 RESULTS = ROOT / "benchmarks" / "results" / "growth"
 TYPES = ("F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
 SHAPE, TYPE = "smollm-135m", "Q4_0"
@@ -135,6 +139,9 @@ def plan(n_threads):
 PARTS = {"columns": (columns, "columns n", "GFLOP/s", 1), "layers": (layers, "layers", "ms", 1e3),
          "context": (context, "tokens before", "ms", 1e3), "batch": (batch, "tokens of the prompt", "ms", 1e3),
          "plan": (plan, "nodes", "ms", 1e3)}
+TITLES = {"columns": "Throughput of a product by its columns", "layers": "Time of a token by the layers of the model",
+          "context": "Time of a token by the tokens before it", "batch": "Time of a prompt by its tokens",
+          "plan": "Time of planning by the nodes of the graph"}
 
 
 # ---------------------------------------------------------------- what is shown
@@ -149,7 +156,7 @@ def table(part, curves):
     sizes = sorted({n for c in curves for n in c.points})
     if part == "columns":
         sizes = [n for n in sizes if n in SHOWN]
-    yield f"\n## {part}\n"
+    yield f"\n## {TITLES[part]}\n"
     yield "| " + " | ".join([grows, *map(str, sizes), "cliffs" if part == "columns" else "slope"]) + " |"
     yield "|" + "---|" * (len(sizes) + 2)
     for c in curves:
@@ -190,22 +197,21 @@ def main(argv=None):
     chosen = args.only.split(",")
     if unknown := set(chosen) - set(PARTS):
         p.error(f"no part {', '.join(sorted(unknown))}; parts: {', '.join(PARTS)}")
-    lines, done = [machine.idle_check("before")], {}
+    lines, done = [machine.idle_check("before the run")], {}
     for part in chosen:
         with machine.same_cores(args.threads):
             done[part] = list(PARTS[part][0](args.threads))
         print("\n".join(table(part, done[part])), flush=True)
-    lines.append(machine.idle_check("after"))
+    lines.append(machine.idle_check("after the run"))
     print("\n".join(["", *lines]))
     out = args.out or (RESULTS if chosen == list(PARTS) else None)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         plot(done, out.with_suffix(".png"))
         about = [f"{datetime.date.today()}, {machine.cpu_model()}, kernels {isa.ISA}, {args.threads} thread(s)",
-                 f"models: {SHAPE} shape {TYPE}; products: weights [2048 x 2048] from memory; a cliff is a next n with "
-                 f"less than {CLIFF:.0%} of the throughput", *lines]
+                 f"models: {SHAPE} shape {TYPE}; products: weights [2048 x 2048] from memory", *lines]
         body = "\n".join(line for part, curves in done.items() for line in table(part, curves))
-        out.with_suffix(".md").write_text("# How cost grows\n\n`python -m benchmarks.growth`\n" + body + "\n\n"
+        out.with_suffix(".md").write_text(ABOUT + body + "\n\n"
                                           + "\n".join(f"- {line}" for line in about) + "\n", "utf-8")
         print(f"written to {out}.md and .png")
 

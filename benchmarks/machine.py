@@ -155,14 +155,22 @@ class Others:
         self.cores = max(0.0, busy_seconds() - self._ours() - busy) / seconds if seconds else 0.0
 
 
-def idle_check(when, seconds=0.7):
-    """A line about the machine's load now; starts with a warning if it is not idle."""
+def others_busy(seconds=0.7):
+    """How many cores other processes keep busy now."""
     with Others() as others:
         time.sleep(seconds)
-    load = " ".join(pathlib.Path("/proc/loadavg").read_text().split()[:3])
-    ok = others.cores < IDLE_CORES
-    return (f"{'' if ok else 'WARNING, NOT IDLE: '}{when}: other processes use {others.cores:.2f} of {os.cpu_count()} "
-            f"cores; load averages of the last 1, 5 and 15 minutes, work of this benchmark included: {load}")
+    return others.cores
+
+
+def idle_line(when, busy):
+    """A line that says how many cores other processes kept busy; it starts with a warning if that is too many."""
+    return (f"{'WARNING, NOT IDLE: ' * (busy >= IDLE_CORES)}{when}, other processes used {busy:.2f} of "
+            f"{os.cpu_count()} cores")
+
+
+def idle_check(when, seconds=0.7):
+    """The line of the machine's load now."""
+    return idle_line(when, others_busy(seconds))
 
 
 if __name__ == "__main__":

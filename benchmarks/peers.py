@@ -30,7 +30,7 @@ from benchmarks.catalogue import SECTIONS
 from benchmarks.compare import Engines, compare
 from benchmarks.costs import COSTS
 from benchmarks.engines.engine import CLOCKS
-from benchmarks.report import Row, markdown, tables
+from benchmarks.report import LEGEND, Part, Row, conditions, markdown, tables
 from benchmarks.worker import ROOT, EngineError, Missing
 from ggjit.ops.native import isa
 
@@ -38,33 +38,44 @@ RESULTS = ROOT / "benchmarks" / "results"
 STOPPED = 130               # exit status after Ctrl-C
 COLUMNS = ",".join(f"mul_mat-*-n{n}" for n in (1, 2, 4, 8, 16))
 MOVES = "op-cpy-,op-cont-,op-get_rows-,op-set_rows-,op-silu-,op-swiglu_split-,op-reglu_split-"
-TABLE = (                   # --table is these runs, one after the other; the first ones matter most
-    "--quick --only *-tg --rounds 2 --peers wheel,ik",
-    f"--quick --only {COLUMNS} --peers wheel,native,onnxruntime,openvino",
-    "--quick --only minilm- --peers onnxruntime",
-    "--quick --only mul_mat-f32-n512 --peers numpy,torch",
-    f"--quick --only {MOVES} --peers native",
-    "--quick --only tinyllama-*-pp512 --rounds 1 --peers none",
-    "--quick --only columns- --threads 1",
-    "--quick --only smollm-q4_0-tg,smollm-q8_0-tg,minilm-64,mul_mat-*-n1,mul_mat-*-n8,op-silu-,op-swiglu_split- "
-    "--rounds 2 --threads 1 --isa avx2 --peers wheel",
-)
+TABLE = {                   # --table is these runs, one after the other; the first ones matter most
+    "decoding": "--quick --only *-tg --rounds 2 --peers wheel,ik",
+    "products of 1 to 16 columns": f"--quick --only {COLUMNS} --peers wheel,native,onnxruntime,openvino",
+    "MiniLM": "--quick --only minilm- --peers onnxruntime",
+    "products of 512 columns": "--quick --only mul_mat-f32-n512 --peers numpy,torch",
+    "copies, rows by number, gated units": f"--quick --only {MOVES} --peers native",
+    "prompts of 512 tokens": "--quick --only tinyllama-*-pp512 --rounds 1 --peers none",
+    "one column more": "--quick --only columns- --threads 1",
+    "AVX2": "--quick --only smollm-q4_0-tg,smollm-q8_0-tg,minilm-64,mul_mat-*-n1,mul_mat-*-n8,op-silu-,"
+            "op-swiglu_split- --rounds 2 --threads 1 --isa avx2 --peers wheel",
+}
 
 
 class Run:
-    """Rows by section, and lines about the machine; both are said as they come."""
+    """Rows by section, the engines, the Parts with the machine's load, and remarks; all are said as they come."""
 
-    def __init__(self, args, say=print, end=None):
-        """end: of time.monotonic(), after which no further line is begun."""
+    def __init__(self, args, say=print, end=None, name="all"):
+        """end: of time.monotonic(), after which no further line is begun; name: of the Part that this run is."""
         self.args, self.say, self.rows, self.lines, self.stopped = args, say, {}, [], False
-        self.end = end
+        self.end, self.engines = end, []
         self.rounds, self.seconds = (3, 0.04) if args.quick else (5, 0.15)
         self.rounds = args.rounds or self.rounds
+        self.parts = [Part(name, self.rounds)]
 
     def tell(self, line):
         if line not in self.lines:
             self.lines.append(line)
             self.say(line)
+
+    def introduce(self, name, about):
+        if (name, about) not in self.engines:
+            self.engines.append((name, about))
+            self.say(f"{name}: {about}")
+
+    def _others(self, when):
+        busy = machine.others_busy()
+        self.say(machine.idle_line(when, busy))
+        return busy
 
     def wanted(self, section):
         return [w for w in SECTIONS[section] if self._chosen(w.key) and (w.quick or not self.args.quick)]
@@ -81,7 +92,8 @@ class Run:
             self.stopped = True
 
     def _measure(self):
-        self.tell(machine.idle_check("before"))
+        here, = self.parts
+        here.before = self._others("before")
         for n_threads in self.args.threads:
             with Engines(n_threads, self.args.clock, self.args.isa, self.args.peers) as engines:
                 self._compare(engines)
@@ -90,19 +102,23 @@ class Run:
             with Engines(1, self.args.clock, only=()) as engines:
                 for key in costs:
                     self._add("costs", key, lambda k=key: [COSTS[k](engines.workers["ours"], self.rounds)], 1)
-        self.tell(machine.idle_check("after"))
+        here.after = self._others("after")
 
     def measure_table(self):
         """The runs of TABLE, all rows in this one; without those of an instruction set of another architecture."""
-        for given in (arguments(line.split()) for line in TABLE):
+        self.parts = []
+        for name, line in TABLE.items():
+            given = arguments(line.split())
             if given.isa and given.isa not in isa.NAMES:
                 continue
-            part = Run(given, self.say, self.end)
+            part = Run(given, self.say, self.end, name)
             if self.args.prepare:
                 part.args.peers, part.rounds, part.seconds = ["none"], 1, 0.0
             part.measure()
             for section, rows in part.rows.items():
                 self.rows.setdefault(section, []).extend(rows)
+            self.parts += part.parts
+            self.engines += [engine for engine in part.engines if engine not in self.engines]
             self.lines += [line for line in part.lines if line not in self.lines]
             self.stopped = self.stopped or part.stopped
 
@@ -110,24 +126,25 @@ class Run:
         """Has the time run out?  Says what is left out."""
         if self.end is None or time.monotonic() < self.end:
             return False
-        self.tell(f"left out, the time had run out: {what}")
+        self.tell(f"the time ran out before: {what}")
         self.stopped = True
         return True
 
     def _compare(self, engines):
         n = engines.n_threads
-        for line in engines.introductions():
-            self.tell(line)
-        self.tell(f"limits with {n} thread{'s' if n > 1 else ''}: memory is read at "
-                  f"{engines.limits['bandwidth'] / 1e9:.1f} GB/s, float32 peak of a core "
-                  f"{engines.limits['f32'] / 1e9:.0f} GFLOP/s")
+        for name, about in engines.introductions():
+            self.introduce(name, about)
+        bandwidth, peak = engines.limits["bandwidth"] / 1e9, engines.limits["f32"] / 1e9
+        self.parts[0].limits[n] = bandwidth, peak
+        self.say(f"{n} thread{'s' * (n > 1)}: memory is read at {bandwidth:.1f} GB/s, float32 peak of a core "
+                 f"{peak:.0f} GFLOP/s")
         for section in SECTIONS:
             for work in self.wanted(section):
                 if not self.late(f"{work.text}, {n} thread{'s' * (n > 1)}"):
                     self._add(section, work.text, lambda w=work: self._rows(engines, w), n)
             engines.forget()
         for name, why in engines.missing.items():
-            self.tell(f"{name}: missing: {why}")
+            self.introduce(name, f"missing: {why}")
 
     def _rows(self, engines, work):
         """Rows of a work; a peer whose process ends meanwhile is named, and missing from then on."""
@@ -161,8 +178,8 @@ class Run:
         """Table, machine and misses to `path`.md, the plot to `path`.png."""
         from benchmarks.plots import plot_ratios
         about = [f"{datetime.date.today()}, {machine.cpu_model()}",
-                 ", ".join(f"{k} {v or 'not installed'}" for k, v in machine.versions().items()), *self.lines,
-                 f"medians of {self.rounds} rounds, (min - max); clock: {self.args.clock}"]
+                 ", ".join(f"{k} {v or 'not installed'}" for k, v in machine.versions().items()),
+                 f"all times are {'wall' if self.args.clock == 'wall' else 'processor'} time", *self.lines]
         rows = [r for section in self.rows.values() for r in section]
         judged = [r for r in rows if r.passed is not None]
         command = "python -m benchmarks.peers " + " ".join(self.args.given)
@@ -170,7 +187,7 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".md").write_text(
             f"# ggjit next to its peers\n\n`{command.strip()}`: {reached}{', stopped before the end' * self.stopped}."
-            f"\n\n{tables(rows)}\n\n" + "\n".join(f"- {line}" for line in about) + "\n", "utf-8")
+            f"\n\n{LEGEND}\n\n{tables(rows)}\n\n{conditions(about, self.engines, self.parts)}\n", "utf-8")
         drawn = plot_ratios(self.rows, path.with_suffix(".png"))
         self.say(f"\nwritten to {path}.md{' and .png' * drawn}")
 

@@ -78,8 +78,8 @@ def main(argv=None):
     p.add_argument("--threads", type=int, default=1)
     args = p.parse_args(argv)
     source = args.model or smollm2_path()
-    print(f"{pathlib.Path(source).name}, made anew by `ggjit quantize`; {args.threads} thread(s) of {cpu_model()}, "
-          f"speeds in processor time; {idle_check('at the start')}.\n\n"
+    print(f"{pathlib.Path(source).name}, converted by `ggjit quantize`; {args.threads} thread(s) of {cpu_model()}, "
+          f"speeds in processor time. {idle_check('At the start')}.\n\n"
           f"| type | MB | perplexity | prompt, tokens/s | decode, tokens/s |\n|---|---|---|---|---|", flush=True)
     for line in rows(source, args.types.split(","), args.page.read_text("utf-8"), args.threads):
         print(line, flush=True)

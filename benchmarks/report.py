@@ -47,6 +47,20 @@ class Row:
                 verdict, self.note)
 
 
+@dataclasses.dataclass
+class Part:
+    """One run behind a table: how often each engine took its turn, and what the machine did meanwhile.
+
+    before, after: cores that other processes kept busy; limits: {threads: (GB/s that memory is read at, GFLOP/s of one
+    core in float32)}
+    """
+    name: str
+    rounds: int
+    before: float | None = None
+    after: float | None = None
+    limits: dict = dataclasses.field(default_factory=dict)
+
+
 def number(x):
     """Three or four significant digits, without exponents."""
     digits = 0 if abs(x) >= 1000 else 1 if abs(x) >= 100 else 2 if abs(x) >= 10 else 3
@@ -78,6 +92,47 @@ def summary(rows):
         cells = [f"{f(ratios):.2f}" for f in (min, statistics.median, max)]
         lines.append(f"| {peer} | {sum(r.passed for r in judged)} of {len(judged)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+LEGEND = """\
+## How to read the tables
+
+- **work**: "decode" generates one token at a time, "prompt" reads a prompt. A "shape" is a model of the named
+  dimensions with random weights. `n` is the number of columns of a product.
+- **against**: the peer. `wheel` is llama.cpp from PyPI (xllamacpp), `native` is llama.cpp built for this processor, and
+  `ik` is ik_llama.cpp; the section "Engines" has their versions. `limit` is the speed of this machine's memory or
+  processor, measured beside the row. Rows against `n - 1` compare ggjit with itself with one column less.
+- **ratio**: ggjit's speed divided by the peer's. Above 1, ggjit is faster.
+- **target** and **verdict**: the smallest ratio that counts as reached, and whether the measured ratio does.
+- **ggjit** and **peer**: medians of the rounds, with the minimum and the maximum in brackets.
+- **note**: figures between slashes belong to ggjit and then to the peers, in the order of their rows. `DISTURBED` means
+  that other processes used the processor during the row."""
+
+RUNS = """\
+The next table lists the runs behind the rows: how often the engines took turns, how many cores other processes kept
+busy before and after, and the limits of the machine at that time. Rows near the memory bandwidth have up to seven
+rounds."""
+
+
+def conditions(about, engines, parts):
+    """The end of a page: engines [(name, what it is)], `about` as a list, and what the machine did in each Part."""
+    threads = sorted({n for part in parts for n in part.limits})
+    head = ["run", "rounds", "other processes before, cores", "after, cores",
+            *(f"memory is read at, GB/s, {n} thread{'s' * (n > 1)}" for n in threads),
+            *(f"float32 peak of a core, GFLOP/s, {n} thread{'s' * (n > 1)}" for n in threads)]
+
+    def cells(part):
+        load = ["-" if x is None else f"{x:.2f}" for x in (part.before, part.after)]
+        limits = [part.limits.get(n) for n in threads]
+        return [part.name, str(part.rounds), *load, *("-" if x is None else f"{x[0]:.1f}" for x in limits),
+                *("-" if x is None else f"{x[1]:.0f}" for x in limits)]
+
+    def table(head, rows):
+        return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+    machine = "\n".join(f"- {line}" for line in about)
+    return (f"## Engines\n\n{table(['engine', 'what it is'], engines)}\n\n## Machine\n\n{machine}\n\n"
+            f"{RUNS}\n\n{table(head, map(cells, parts))}")
 
 
 # ---------------------------------------------------------------- the README's table

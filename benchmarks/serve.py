@@ -151,9 +151,9 @@ def main(argv=None):
     args = p.parse_args(argv)
     servers = {"ggjit": ours} | ({"llama-server": llama_server(args.llama_server)} if args.llama_server else {})
     print(f"{args.model}, {args.threads} thread(s) of {cpu_model()}; {N_TOKENS} tokens an answer, {args.rounds} rounds "
-          f"in turns; {idle_check('at the start')}.\n")
+          f"in turns. {idle_check('At the start')}.\n")
     print(table(args.model, servers, args.clients, args.threads, args.rounds))
-    print(f"\nAt the end: {idle_check('at the end')}.")
+    print(f"\n{idle_check('At the end')}.")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
     python -m benchmarks.speech FOLDER SOUND.wav [--whisper-cpp BIN] [--threads 1,2] [--rounds N] > TABLE.md
 
 FOLDER: ggml-base.bin, ct2/, and for whisper.cpp ggml-base-q8_0.bin of its `quantize`; our own types are made there.
-BIN: the folder of whisper-bench and whisper-cli, built for this processor.  Every engine has a process of its own; they
-take turns, and each row shows medians with minimum and maximum.  ratio = the peer's time / ours: above 1 we are faster.
-All are greedy, with timestamps, in English, without fallback.  The long recording is the short one again and again.
+BIN: the folder of whisper-bench and whisper-cli, built for this processor.  The page that the program prints (ABOUT)
+explains its columns.
 """
 import argparse
 import pathlib
@@ -24,6 +23,12 @@ from ggjit.models import load_speech, quantize_gguf
 from ggjit.models.files.wav import read_wav
 from ggjit.models.speech.decoding import TextBatch, TokenRules
 
+ABOUT = """\
+`python -m benchmarks.speech FOLDER SOUND.wav --whisper-cpp BIN` compares ggjit with whisper.cpp, built for this
+processor, and with faster-whisper. All engines use Whisper base, decode greedily with timestamps, and never retry a
+window with another temperature. Each engine runs in a process of its own; they take turns. Each time is a median, with
+the minimum and the maximum in brackets. The ratio is the peer's time divided by ggjit's: above 1, ggjit is faster. The
+recording of 60 s repeats the short recording."""
 N_TOKENS = 64
 LONG_SECONDS = 60
 OURS = {"F16": "ggml-base.bin", "F32": "base-f32.gguf", "Q8_0": "base-q8_0.gguf"}
@@ -215,9 +220,8 @@ def main(argv=None):
 
     def log(line):
         print(line, file=sys.stderr, flush=True)
-    print("# Whisper base beside its peers\n\nWritten by `python -m benchmarks.speech`; its docstring explains "
-          f"the columns. {cpu_model()}; {idle_check('at the start')}.\n\n| work | threads | type | ggjit | peer | "
-          "its time | ratio |\n|---|---|---|---|---|---|---|")
+    print(f"# Whisper base beside its peers\n\n{ABOUT}\n\n{cpu_model()}. {idle_check('At the start')}.\n\n"
+          "| work | threads | type | ggjit | peer | its time | ratio |\n|---|---|---|---|---|---|---|")
     said = []
     for n_threads in map(int, args.threads.split(",")):
         found, said = engines(args, n_threads)
@@ -229,7 +233,7 @@ def main(argv=None):
         finally:
             for engine in found.values():
                 engine.close()
-    print(f"\nAt the end: {idle_check('at the end')}." + "".join(f" Not measured: {why}." for why in said))
+    print(f"\n{idle_check('At the end')}." + "".join(f" Not measured: {why}." for why in said))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,8 @@
     python -m benchmarks.vision [--mtmd FOLDER] [--threads 1,2] [--types F16,Q8_0] [--rounds N] [--only NAME]
                                 [--processor] > TABLE.md
 
-FOLDER: of libmtmd and libllama, built for this processor; without it, the `xllamacpp` wheel.  The networks have the
-shapes of real ones and random weights, in files in the cache folder.  Of large ones some layers are left out, which are
-like the others.  Both engines read the same file, have a process of their own and take turns; each row shows medians
-with minimum and maximum.  Sizes, tiles and colours are made before the clock runs.  --processor: processor time, for
-one thread on a machine that is not idle.
-ratio = libmtmd's time / ours: above 1 we are faster.
+Without --mtmd, libmtmd is that of the `xllamacpp` wheel.  --processor: processor time, for one thread on a machine that
+is not idle.  The page that the program prints (ABOUT) explains its columns.
 """
 import argparse
 import ctypes as C
@@ -31,6 +27,15 @@ from ggjit.models.networks.pictures.vision import Vision, VisionFile
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.tools.suite.ggml import libraries
 
+ABOUT = """\
+`python -m benchmarks.vision --mtmd FOLDER` times how long an encoder takes for one picture of its native size. FOLDER
+has libmtmd and libllama, built from llama.cpp's source for this processor. The networks have the shapes of the named
+models and random weights; where the table says "12 of 24 layers", the others were left out. Both engines read the same
+file, run in processes of their own and take turns. Each time is a median, with the minimum and the maximum in brackets.
+Resizing the picture is not timed.
+
+- **ratio**: libmtmd's time divided by ggjit's. Above 1, ggjit is faster. **target** is the ratio to reach.
+- **off by**: the largest difference between the two engines' vectors, divided by the largest value."""
 TARGET = 1.5
 N_OUT = 256                     # of the projector: small, since a decoder of that width is written, too
 RECIPE = 2                      # raise it when the files change
@@ -311,15 +316,14 @@ def main(argv=None):
     def log(line):
         print(line, file=sys.stderr, flush=True)
     peer = "libmtmd of a build of one's own" if args.mtmd else f"libmtmd of the {PACKAGE} wheel"
-    print(f"# Vision encoders beside {peer}\n\nWritten by `python -m benchmarks.vision`; its docstring "
-          f"explains the columns. {cpu_model()}; {'processor time; ' * args.processor}"
-          f"{idle_check('at the start')}.\n\n| encoder | type | threads | ggjit | libmtmd | ratio | "
+    print(f"# Vision encoders beside {peer}\n\n{ABOUT}\n\n{cpu_model()}. {'Processor time. ' * args.processor}"
+          f"{idle_check('At the start')}.\n\n| encoder | type | threads | ggjit | libmtmd | ratio | "
           "target | off by, of the largest |\n|---|---|---|---|---|---|---|---|")
     for n_threads in map(int, args.threads.split(",")):
         for name in args.only.split(","):
             for type in args.types.split(","):
                 print(row(name, type, n_threads, args, log), flush=True)
-    print(f"\nAt the end: {idle_check('at the end')}.")
+    print(f"\n{idle_check('At the end')}.")
 
 
 if __name__ == "__main__":

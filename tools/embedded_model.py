@@ -1,4 +1,4 @@
-"""Trains the model that the package carries: a small llama with a tokenizer of its own, on Jane Austen's six novels.
+"""Trains the model that the package includes: a small llama with its own tokenizer, on Jane Austen's six novels.
 
     apt-get download r-cran-janeaustenr && dpkg-deb -x r-cran-janeaustenr_*.deb austen
     python -m ggjit.tools.embedded_model austen/usr/lib/R/site-library/janeaustenr/data/Rdata.rdb models/austen.gguf

@@ -1,4 +1,4 @@
-"""Makes the tag of a release, where everything agrees on the version: `python -m ggjit.tools.release` in the checkout.
+"""Makes the tag of a release after checking that all files name the same version: `python -m ggjit.tools.release`.
 
     engine/__init__.py __version__ == CITATION.cff version == first heading of CHANGELOG.md -> tag v0.1.0
 

@@ -1,4 +1,4 @@
-"""The aliasing pass: which tensors share memory, and when memory is taken and given back.
+"""The aliasing pass: which tensors share memory, and when their memory is allocated and freed.
 
 ggml's graph allocator is two things in one loop.  This is the first: reference counts of children and views, in-place
 reuse, flags.  It never looks at the free list, so its result, a list of events (take, give back, trim) over

@@ -1,4 +1,4 @@
-"""Modern `ggml_tallocr`: places for one tensor at a time, a pointer that only moves up."""
+"""The current `ggml_tallocr`: offsets for one tensor at a time, by a pointer that only moves up."""
 from ggjit.alloc.ggml.problem import check_alignment
 from ggjit.ops.core.errors import OutOfMemory, ShapeError
 

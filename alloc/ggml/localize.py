@@ -1,4 +1,4 @@
-"""Table ids -> dense local numbers, and every check on the graph's structure, before anything is planned."""
+"""Converts table ids to dense local numbers, and checks the structure of a graph before anything is planned."""
 import numpy as np
 
 from ggjit.alloc.ggml import graph_record as col

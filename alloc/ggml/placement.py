@@ -1,4 +1,4 @@
-"""From an aliasing pass's events to places: ggml's free list gives allocations their offsets, tensors follow them."""
+"""From the events of an aliasing pass to offsets: ggml's free list places allocations, and tensors follow them."""
 import numpy as np
 
 from ggjit.alloc.ggml import graph_record as col
@@ -8,9 +8,11 @@ from ggjit.alloc.ggml.graph_record import base_of, graph_at, pad
 from ggjit.ops.core.record import T_VIEW_SRC, T_WORDS
 from ggjit.ops.native.jit import i64s, native
 
-# what is said of a tensor's place, each in a row of its own; see GraphPlan
-PLACE = ("buffer", "chunk", "offs", "size", "alloc", "root")
-_BUFFER, _CHUNK, _OFFS, _SIZE, _ALLOC, _ROOT = range(len(PLACE))
+# what is said of a tensor, and of an allocation, each in a row of its own; see GraphPlan
+PLACE = ("buffer", "chunk", "offs", "size", "alloc", "root", "cause", "cause_src")
+MADE = ("id", "lo", "hi", "size", "buffer", "chunk", "offs")
+_BUFFER, _CHUNK, _OFFS, _SIZE, _ALLOC, _ROOT, _CAUSE, _CAUSE_SRC = range(len(PLACE))
+_EVENT_WORDS = len(col.EVENT)
 
 
 @native("i64(i64, i64, i64)")
@@ -45,11 +47,20 @@ def replay(address, states, words):
 
 @native("i64(i64, i64, i64)")
 def resolve(address, views_carry, out):
-    """Fill a column for each tensor.  views_carry: views know allocation and offset themselves (the 2023 pass)."""
+    """Fill a column of PLACE for each tensor, then one of MADE for each allocation, then the events.
+
+    views_carry: views know allocation and offset themselves (the 2023 pass).
+    """
     g = graph_at(address)
-    places, m = i64s(out, g.m * len(PLACE)), g.m
+    m, n_made, n_events = g.m, g.count.allocations, g.count.events
+    made_at = m * len(PLACE)
+    events_at = made_at + n_made * len(MADE)
+    places = i64s(out, events_at + n_events * _EVENT_WORDS)
     for i in range(m):
         root, x = base_of(g, i), g.tensor[i]
+        if i < g.n_nodes:
+            places[_CAUSE * m + i], places[_CAUSE_SRC * m + i] = \
+                x.cause, g.tensor[x.cause_src].id if x.cause_src >= 0 else -1
         a = x.alloc if views_carry else g.tensor[root].alloc
         if a < 0 or x.flags & col.EXTERNAL:
             viewed = g.table[x.id * T_WORDS + T_VIEW_SRC]
@@ -62,4 +73,12 @@ def resolve(address, views_carry, out):
             made.buft, made.chunk, made.offs + from_start
         places[_SIZE * m + i] = pad(x.size, g.alignment[made.buft]) if own else 0
         places[_ALLOC * m + i], places[_ROOT * m + i] = a, g.tensor[made.first].id
+    for a in range(n_made):
+        x, at = g.allocation[a], made_at + a
+        places[at], places[at + n_made], places[at + 2 * n_made] = g.tensor[x.first].id, x.lo, x.hi
+        places[at + 3 * n_made], places[at + 4 * n_made] = x.size, x.buft
+        places[at + 5 * n_made], places[at + 6 * n_made] = x.chunk, x.offs
+    for k in range(n_events):
+        e, at = g.event[k], events_at + k * _EVENT_WORDS
+        places[at], places[at + 1], places[at + 2], places[at + 3] = e.kind, e.alloc, e.nbytes, e.step
     return 0

@@ -1,4 +1,4 @@
-"""One graph in dense rows, checked, and ggml's own plan of it: what every planner starts from.
+"""One graph as dense, checked rows, with ggml's own plan of it: the input of every planner.
 
     table + ids --localize--> dense rows --alias_*--> events over allocations --replay--> ggml's offsets
                 --resolve--> the place of every tensor
@@ -10,9 +10,9 @@ import numpy as np
 from ggjit.alloc.ggml import graph_record as col
 from ggjit.alloc.ggml.alias import CAUSE_TEXT, IN_PLACE, MODERN, THROUGH_VIEWS, alias_modern
 from ggjit.alloc.ggml.free_list import CAP_BLOCKS, CHUNK_HEAD, HEAD, N_CHUNKS, UNBOUNDED, new_states
-from ggjit.alloc.ggml.graph_record import ALLOCATION, EVENT, GRAPH
+from ggjit.alloc.ggml.graph_record import EVENT, GRAPH
 from ggjit.alloc.ggml.localize import localize
-from ggjit.alloc.ggml.placement import PLACE, replay, resolve
+from ggjit.alloc.ggml.placement import MADE, PLACE, replay, resolve
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.record import T_WORDS
 from ggjit.ops.core.whole_numbers import is_whole
@@ -152,7 +152,10 @@ _REFUSALS = {
 }
 
 
-_PLACES = [f"{side}_{name}" for side in ("node", "leaf") for name in PLACE]        # fields of GraphPlan
+# fields of GraphPlan
+_OF_NODES = [name if name.startswith("cause") else f"node_{name}" for name in PLACE]
+_OF_LEAFS = [f"leaf_{name}" for name in PLACE if not name.startswith("cause")]
+_OF_ALLOCATIONS = [f"a_{name}" for name in MADE]
 
 
 class Problem:
@@ -221,18 +224,18 @@ class Problem:
 
     def plan(self, planner, rule, sizes, ggml_peak=None):
         """Rows -> GraphPlan."""
-        n, places = self.n_nodes, np.empty((len(PLACE), self.m), np.int64)
-        resolve(self.graph, int(rule == "2023"), places)
-        fields = zip(_PLACES, (*places[:, :n], *places[:, n:]), strict=True)
-        ids, cause_src, made = self.tensors["id"], self.tensors["cause_src"][:n], self.allocations
-        first, lo, hi, size, _, buft, chunk, offs = made.view(np.int64).reshape(-1, len(ALLOCATION)).T.copy()
-        events = self.graph.event[:int(self.graph.count["events"][0])].view(np.int64).reshape(-1, len(EVENT)).copy()
-        return GraphPlan(
-            planner=planner, rule=rule, n_steps=self.graph.n_steps, **dict(fields), a_lo=lo, a_hi=hi, a_size=size,
-            a_buffer=buft, a_chunk=chunk, a_offs=offs,
-            cause=self.tensors["cause"][:n].copy(), cause_src=np.where(cause_src >= 0, ids[cause_src], -1),
-            a_id=ids[first], events=events, chunk_sizes=sizes,
-            ggml_peak=sum(map(sum, sizes)) if ggml_peak is None else ggml_peak)
+        n, m, (n_made, n_events, *_) = self.n_nodes, self.m, self.graph.count[0].item()
+        made_at = len(PLACE) * m
+        events_at = made_at + len(MADE) * n_made
+        words = np.empty(events_at + len(EVENT) * n_events, np.int64)
+        resolve(self.graph, int(rule == "2023"), words)
+        places = words[:made_at].reshape(len(PLACE), m)
+        made = words[made_at:events_at].reshape(len(MADE), n_made)
+        fields = zip((*_OF_NODES, *_OF_LEAFS, *_OF_ALLOCATIONS), (*places[:, :n], *places[:len(_OF_LEAFS), n:], *made),
+                     strict=True)
+        return GraphPlan(planner=planner, rule=rule, n_steps=self.graph.n_steps, **dict(fields),
+                         events=words[events_at:].reshape(-1, len(EVENT)), chunk_sizes=sizes,
+                         ggml_peak=sum(map(sum, sizes)) if ggml_peak is None else ggml_peak)
 
 
 def live_bytes(lo, hi, size, n_steps):

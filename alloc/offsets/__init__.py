@@ -1,4 +1,4 @@
-"""Lower offsets: buffers with lifetimes and sizes, laid as low as time allows.  No graph is known here.
+"""Planners of offsets: they place buffers with lifetimes and sizes as low as the time allows.  They know no graphs.
 
     sections    live bytes, maximal live sets, the bound
     greedy      first fit in fixed orders, and the free canonical descent

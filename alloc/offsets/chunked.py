@@ -1,4 +1,5 @@
-"""Offsets where one buffer may not be larger than a limit: several chunks, the sum of their sizes as low as possible.
+"""Offsets in several chunks, for devices that limit the size of a buffer: the sum of the chunks is as small as
+possible.
 
     address   |      chunk 0      |      chunk 1      | chunk 2 ...       limit bytes each, laid end to end
               | a |   b   | c |   |    d     |  e |   |

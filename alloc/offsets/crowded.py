@@ -1,4 +1,4 @@
-"""Crowded stretches first: layouts of many short buffers, where few moments are near the bound.
+"""Places the most crowded stretches first: for many short buffers, of which few are live where the bound is reached.
 
     bytes      ___                       1  moments above a share of the goal, with every buffer that touches one: where
     goal  - - | 1 | - - -  ___  - - -       no such buffer crosses, one stretch ends and another may begin

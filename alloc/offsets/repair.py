@@ -1,4 +1,4 @@
-"""Local search for hard problems: all buffers lie within a capacity, some on others, and one by one they move away.
+"""Local search for hard problems: all buffers start within a capacity, some overlap, and overlapping buffers are moved.
 
     cap ^   +---a---+                 a lies on b for as many bytes as the two share, at a price a byte that grows for
         |   |  +----+-b--+            the pairs that stay on one another

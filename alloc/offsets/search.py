@@ -1,4 +1,4 @@
-"""Canonical search: does a layout within `cap` bytes exist, and which?
+"""Canonical search: decides whether a layout within `cap` bytes exists, and finds it.
 
 Depth first over bottom-up layouts (idea: Moffitt, MiniMalloc, ASPLOS 2023).  Every unplaced buffer has a least offset,
 the top of the placed buffers it meets in time.  A layout can be read off in order of (offset, rank), each buffer at

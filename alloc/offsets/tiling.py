@@ -1,4 +1,4 @@
-"""Search for a layout that wastes next to nothing: where nearly every section is full, buffers tile the memory.
+"""Search for a layout almost without gaps, for problems whose live bytes are near the bound at nearly every step.
 
 What is placed has a front, the lowest free address of every section.  A valley of the front is a run of sections at
 one level between higher neighbours.  The first free byte at either end of a valley is covered by a buffer that begins

@@ -1,4 +1,4 @@
-"""Orders of execution that need less memory, and what is computed twice for it.
+"""Orders of execution that need less memory, and recomputation of results to save memory.
 
     memory_order       legal orders, and beam search for one with few live bytes
     exact_order        the best one, proved by search; order_bound: what any order needs

@@ -1,4 +1,4 @@
-"""The order of nodes with the fewest bytes live at once, proved: for small graphs, and as a bound for others.
+"""The order of nodes with the fewest live bytes, with a proof: for small graphs, and as a bound for others.
 
 Branch and bound over sets: the bytes alive after a set of nodes has run do not depend on their order, so each set is
 looked at once.  The question is always whether some order stays within a limit, first one byte below the best order

@@ -1,4 +1,4 @@
-"""Execution order for less memory (opt-in, `order="memory"`): the same nodes, the same numbers, other moments.
+"""An execution order for less memory (`order="memory"`): the same nodes and the same results in another sequence.
 
 ggml's order is depth first from the outputs.  On chains (transformers) nothing is gained by another one; on branchy
 and training graphs the most live bytes fall by up to a half.  List scheduling takes the ready node that raises the

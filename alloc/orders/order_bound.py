@@ -1,4 +1,4 @@
-"""Bytes that no order of nodes goes below: what must be alive while one node runs, whatever the order.
+"""A lower bound on live bytes for every order of nodes: the bytes that must be live while one node runs.
 
 Before node i runs, all that leads to it has run and nothing that follows from it has.  A storage made by the former and
 read by the latter (or by i) is alive then, in every order.  The nodes that are neither may have run or not; the choice

@@ -1,4 +1,4 @@
-"""Random other orders with no more bytes live at once: where the offsets of one leave a gap, another's often do not.
+"""Random other orders with as few live bytes: if the plan of one order has a gap, that of another often has none.
 
     step    0  1  2  3  4  5        a node moves to any step between the last it waits for and the first that waits
             a  b  c  d  e  f        for it; the move stays when no more bytes are live at once than before

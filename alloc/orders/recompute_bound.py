@@ -1,4 +1,4 @@
-"""What any schedule within a number of bytes pays at least: a minimum cut at each of some nodes."""
+"""A lower bound on the cost of every schedule within a number of bytes: a minimum cut at each of some nodes."""
 import numpy as np
 
 from ggjit.alloc.orders.schedules import AGAIN, KEEP, TAKE

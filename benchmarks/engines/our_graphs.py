@@ -10,11 +10,13 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks.work import Leaves, content
+from ggjit.cpu.thread_choice import ThreadChoice
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import flops, moved_nbytes
 from ggjit.ops.matmul import choices
 from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.profiling.machine_limits import BUFFER_NBYTES
+from ggjit.tools.suite.ggml import PAGE
 from ggjit.tools.suite.oracle import records_of
 
 QUARTERS = 4
@@ -52,10 +54,17 @@ class Prepared:
         self.allocator = gg.GraphAllocator(self.backend)
         self.allocator.alloc_graph(self.graph)
         self.plan = self.backend.graph_plan_create(self.graph)
+        if choice := self.plan.thread_choice:       # plans of as much work share one, but works are not one program
+            self.plan.thread_choice = ThreadChoice(choice.most, choice.unit)
 
     def write(self, path):
-        """For `Graphs.load` of the peers: tensors, {index: bytes of leaf}, indices of the results."""
+        """For `Graphs.load` of the peers: tensors, {index: bytes of leaf}, indices of the results.
+
+        The peers' tensors start at the same places within a page as ours: copies depend on them (docs/measured.md)."""
         records, order = records_of(self.outs)
+        for r, t in zip(records, order, strict=True):
+            if place := self.plan.where(t):
+                r["page_offs"] = (place[0].base + place[1]) % PAGE
         index = {t.id: i for i, t in enumerate(order)}
         leaves = {index[i]: raw for i, (_, raw) in self.leaves.by_id.items()}
         with open(path, "wb") as f:

@@ -27,7 +27,8 @@ class Engine(engine.Engine):
                           for t, c in all_kept().items())
         rule = ", ".join(t.name for t in repack.LAYOUTS if choices.pays_repacked(t))
         return {"name": "ggjit", "version": ggjit.__version__,
-                "features": f"{isa.LEVEL}; repacked by default: {rule or 'none'}; measured here: {tuned or 'nothing'}"}
+                "features": f"{isa.LEVEL}; repacked by default: {rule or 'none'}; settings of `ggjit warm-up`: "
+                            f"{tuned or 'none'}"}
 
     def load(self, path, n_threads, n_ctx=512, embed=False):
         """Bytes: weights that a token reads, KV cache, compute arena.  Operations: of one prompt token."""

@@ -1,4 +1,4 @@
-"""A graph in which one region is computed for some rows at a time, so that its nodes lie in memory in parts.
+"""Rewrites a graph so that one region is computed for some rows at a time and needs less memory.
 
 A node with its inputs is the least that any order of whole nodes needs: the logits of a large vocabulary and their
 gradient, or the first layer of a large batch.  Where the rows of a node do not meet, it is as good a chunk at a time:

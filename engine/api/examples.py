@@ -1,4 +1,4 @@
-"""An example for every op builder, in two lines: leaves, then the call, with what it is in NumPy beside it.
+"""An example for every op builder, in two lines: the leaves, then the call with the same formula in NumPy.
 
 `with_example` puts it at the end of the builder's docstring, where `help(gg.soft_max)`, editors and docs/ops.md show it;
 a test runs all of them.  An in-place builder has the example of its twin.

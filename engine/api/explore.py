@@ -1,4 +1,4 @@
-"""gg.explore: memory and run of a graph, to be played with in a notebook cell or a saved page.
+"""gg.explore: an interactive view of a graph's memory and run, in a notebook cell or a saved page.
 
     gg.explore(graph)                                   planners side by side, who lives at which step
     gg.explore(graph, run=True)                         and the values, times and addresses of one run

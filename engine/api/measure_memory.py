@@ -1,4 +1,4 @@
-"""How much memory will this graph take?  Measured without allocating anything.
+"""gg.measure: the memory that a graph will need, computed without allocating anything.
 
     report = gg.measure(graph)                  # peak, lower bound, what is alive at the peak, pictures
     report.diff(gg.measure(graph, planner="ggml"))
@@ -98,7 +98,7 @@ def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=N
 
 
 def _saving(request, planner, time_limit, plan):
-    """`report.saving` of a request whose table does not change any more; plan: the report's own."""
+    """`report.saving` of a request whose table no longer changes; plan: the report's own."""
     best = planner == "best"
     return saving("ggml" if best else planner, lambda name: plan_graph(request, options_for(None, name, time_limit)),
                   plan if best else None)

@@ -1,4 +1,4 @@
-"""The NULL device: plans, measures and schedules anything; holds no memory and computes nothing, but reports its work.
+"""The NULL device: it plans, measures and schedules graphs, but holds no memory and computes nothing.
 
     null = gg.init_backend("NULL")
     buf = gg.alloc_ctx_tensors(ctx, null)       # buf.size is what it would take

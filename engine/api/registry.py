@@ -78,7 +78,7 @@ class Registry:
         absolute = expect(module, str, "load") and not module.startswith(".")
         make = getattr(importlib.import_module(module), "ggjit_backend", None) if absolute else None
         if make is None:
-            raise ParamError(f"load: {module!r} is no module with a function ggjit_backend()")
+            raise ParamError(f"load: {module!r} is not a module with a function ggjit_backend()")
         reg = make()
         self.register(reg)
         return reg

@@ -1,4 +1,4 @@
-"""A graph as the numbers that recomputation is planned with: one column for each fact, no loop over nodes in Python.
+"""A graph as arrays of numbers, the input for planning recomputation: no loop over nodes runs in Python.
 
 A *unit* is a node with memory of its own, or a leaf that the graph's allocator places; views belong to what they view,
 and a node that writes in place is a unit without bytes that keeps what it writes alive.  May be made again: units that

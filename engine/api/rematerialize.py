@@ -1,4 +1,4 @@
-"""Less memory for more operations: the same graph, with some results computed again before a later reader.
+"""gg.rematerialize: a graph that needs less memory, because it computes some results again before a later reader.
 
     graph --remat_nodes.py--> numbers -- alloc/orders --> schedule --> nodes, some of them twice --planner--> offsets
 """
@@ -72,7 +72,7 @@ class Rematerialized(Graph):
         """The tensor here that holds what `t` of the original graph holds.  Errors: ParamError for another tensor."""
         found = self._stand_ins.get(t.id)
         if found is None:
-            raise ParamError(f"{describe(t)} is no result of the graph that was rematerialized, or is computed for "
+            raise ParamError(f"{describe(t)} is not a result of the graph that was rematerialized, or is computed for "
                              f"some rows at a time; name it among the outputs of the graph to keep it whole")
         return found
 

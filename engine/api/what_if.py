@@ -1,4 +1,4 @@
-"""What a graph would need if its memory were managed otherwise: the rows of `gg.measure(graph, what_if=...)`.
+"""The memory of a graph if its memory were managed in another way: the rows of `gg.measure(graph, what_if=...)`.
 
     step       0    1    2    3    4
     kept      [==== weight =========)     as it is: weights and caches have memory of their own, beside the arena
@@ -61,7 +61,7 @@ def checked(what_if):
     asked = dict(names) if isinstance(names, dict) else {}
     for name in () if isinstance(names, dict) else names:
         if not isinstance(name, str):
-            raise TypeMismatch(f"what_if: {name!r} is no name; names: all, {', '.join(DEFAULTS)}; with values: "
+            raise TypeMismatch(f"what_if: {name!r} is not a name; names: all, {', '.join(DEFAULTS)}; with values: "
                                f"what_if={{\"devices\": 4}}")
         asked |= DEFAULTS if name == "all" else {name: True}
     return {name: _checked(name, value) for name, value in asked.items()}

@@ -1,4 +1,4 @@
-"""Streams of a remote device, and graphs as it runs them."""
+"""Streams of a remote device, and the graphs that run on them."""
 import functools
 
 import numpy as np

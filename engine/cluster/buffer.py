@@ -1,4 +1,4 @@
-"""Memory of a worker: a buffer is the number of an arena there."""
+"""Memory of a worker: a buffer is the number of an arena in the worker's process."""
 from ggjit.cluster import protocol as p
 from ggjit.core.arguments import buffer_size
 from ggjit.core.buffer import USAGE_WEIGHTS, Buffer, BufferType, as_bytes, require_byte
@@ -44,7 +44,7 @@ class RemoteBuffer(Buffer):
             self.device.queue([p.FILL, *self.at(t, offset), nbytes, int(value)])
 
     def copy_tensor(self, src, dst):
-        """Copy inside a worker or from worker to worker; False where they do not reach each other, and for other
+        """Copy within a worker or between workers; False if the workers cannot reach each other, or for other
         memory.
         """
         a = src.buffer

@@ -1,4 +1,4 @@
-"""Certificates: who may connect to whom off loopback.
+"""TLS certificates: which processes may connect from other machines.
 
     ggjit worker --make-certs certs         certs/ca.pem  ca-key.pem  node.pem  node-key.pem
     gg.cluster.connect("tls://10.0.0.2:8790", tls="certs")
@@ -38,7 +38,7 @@ class Certificates:
             context.load_verify_locations(self.ca)
             context.load_cert_chain(self.node, self.node_key)
         except (ssl.SSLError, OSError) as e:
-            raise ParamError(f"{self.directory}: certificates that cannot be used ({e}); make them anew with `ggjit "
+            raise ParamError(f"{self.directory}: certificates that cannot be used ({e}); make them again with `ggjit "
                              f"worker --make-certs`") from None
         return context
 

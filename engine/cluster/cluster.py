@@ -1,4 +1,4 @@
-"""Several remote devices: workers of this machine, or those that listen elsewhere."""
+"""Several remote devices: worker processes on this machine, or workers that listen at an address."""
 import functools
 import os
 

@@ -87,7 +87,7 @@ class RemoteDevice(Device):
     def reopen(self):
         """Connect again to the worker, or to the one that took its place: the epoch rises, and its memory is empty.
 
-        Buffers, schedulers and models made before stay dead: make them anew; weights come from the same files, and a
+        Buffers, schedulers and models made before stay dead: make them again; weights come from the same files, and a
         text is computed again from its tokens, so the results are the same bits.  Errors: DeviceLost.
         """
         with self._lock:

@@ -1,4 +1,4 @@
-"""A worker's connection to another one, from which it fetches what a driver had pushed there.
+"""A worker's connection to another worker, from which it fetches tensors that a driver has put there.
 
 It greets like a driver, with the same certificates, and belongs to the session of that driver: the thread that runs its
 ops waits for the bytes, which go straight into its memory.

@@ -1,4 +1,4 @@
-"""What driver and workers say to each other: greetings, ops, answers.
+"""The messages between driver and workers: greetings, ops, answers.
 
     [seq, ops]  + payload          from the driver, in order
     [seq, status, results] + bytes the answer to each; meanwhile [0, BUSY, []], or [0, WAITS, []] for another worker:

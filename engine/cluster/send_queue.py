@@ -1,4 +1,4 @@
-"""Bytes that a worker has laid out for others to fetch: the way of copies between workers.
+"""Bytes that a worker offers for other workers to fetch; copies between workers use it.
 
     PUSH  ->  put(number, bytes)         FETCH  ->  take(number), which waits for it
 

@@ -1,4 +1,4 @@
-"""A process that is a worker and nothing else: `ggjit worker`."""
+"""`ggjit worker`: a process that only serves as a worker."""
 import asyncio
 import contextlib
 import json
@@ -37,7 +37,7 @@ def serve(listen=LISTEN, scheduler=None, tls=None, memory_nbytes=None, n_threads
     if keep_nbytes < 0:
         raise ParamError(f"keep_nbytes = {keep_nbytes}: expected 0 or more")
     if own is not None and scheduler is not None:
-        raise ParamError("own (--models) works with listen (--listen), not with scheduler: its process is started anew")
+        raise ParamError("own (--models) works with listen (--listen), not with scheduler, which restarts the process")
     options = memory_nbytes, n_threads, keep_nbytes
     return asyncio.run(_listen(listen, tls, (*options, own), said) if scheduler is None else
                        _work_for(scheduler, tls, options, said))

@@ -119,7 +119,7 @@ class Stream:
     def _check_process(self):
         """Errors: DeviceLost in a forked process, since answers are for the process that made the connection."""
         if self._pid != os.getpid():
-            raise DeviceLost(f"{self.name} was connected by the process that forked this one; connect here anew", None,
+            raise DeviceLost(f"{self.name} was connected by the process that forked this one; connect here again", None,
                              self.epoch, self.last_seq)
 
     def error(self):

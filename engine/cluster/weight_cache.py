@@ -1,10 +1,10 @@
-"""Weights that a worker keeps on its disk, by their content: a model that is loaded again does not cross the network.
+"""Weights that a worker keeps on its disk under a hash of their content, so that a model is sent only once.
 
     driver   HAVE key      ->   worker   it has: copies them into the arena, done
                                          it has not: the driver sends the bytes, and then KEEP key
 
 The key is the hash of the bytes.  The worker computes it itself, before it keeps something and after it has read it: a
-damaged file is sent anew, and no driver can put false weights there for another.
+damaged file is sent again, and no driver can put false weights there for another.
 """
 import os
 import pathlib

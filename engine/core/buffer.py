@@ -81,10 +81,10 @@ def require_byte(value):
 class Buffer(Handle, HtmlRepr):
     """A piece of memory that holds tensors.  Subclasses without host memory override the tensor slots.
 
-    Slots get byte ranges that were checked (`Tensor.set_bytes` and its kin raise the IndexRangeError); `t.offs` is the
+    Slots get byte ranges that were checked (`Tensor.set_bytes` and the like raise IndexRangeError); `t.offs` is the
     tensor's place in this buffer.  Writes are counted for them (engine/core/versions.py).
 
-    `free` of a subclass runs once: when it is called, at the latest when nothing refers to the buffer any more.
+    `free` of a subclass runs once: when it is called, at the latest when nothing refers to the buffer.
     Tensors, plans and allocators refer to the buffers they use.
     """
 
@@ -217,7 +217,7 @@ class Buffer(Handle, HtmlRepr):
 
     def reset(self):
         """Forget what init_tensor attached to tensors (nothing here).  Allocators call it before they hand out the
-        places of this buffer anew."""
+        places of this buffer again."""
 
     def set_usage(self, usage):
         """USAGE_ANY, USAGE_WEIGHTS (the scheduler runs ops where their weights are) or USAGE_COMPUTE."""
@@ -383,7 +383,7 @@ def init_placed(buf, t):
 
 
 def reset_buffers(buffers):
-    """Before the places in these buffers are handed out anew: they forget what init_tensor attached.  Returns whether
+    """Before the places in these buffers are handed out again: they forget what init_tensor attached.  Returns whether
     any of them has something to forget."""
     keeping = [buf for buf in buffers if buf is not None and buf.alive and type(buf).reset is not Buffer.reset]
     for buf in keeping:

@@ -1,4 +1,4 @@
-"""Every switch of the engine, in one place.  Environment variables are read when ggjit is imported.
+"""The switches of the engine.  Environment variables are read when ggjit is imported.
 
     GGJIT_CPU        avx512 | avx2 | neon | generic: instruction set of the kernels (default: the best this host has);
                      or one of its levels (settings.LEVEL_NAMES), such as avx512amx

@@ -1,4 +1,4 @@
-"""What bytes are known by, wherever they lie: weights are looked for by their content.
+"""The hash by which weights are found, whatever file or memory they come from.
 
     key = hash(hash of the first 4 MB, hash of the next 4 MB, ...)         the pieces are hashed by several threads
 """

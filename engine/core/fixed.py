@@ -1,4 +1,4 @@
-"""What stays as it was made: attributes that are set once, and lists that cannot be changed."""
+"""Immutable parts of objects: attributes that are set once, and lists that cannot be changed."""
 from ggjit.ops.core.errors import ReadOnly
 
 

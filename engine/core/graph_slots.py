@@ -1,4 +1,4 @@
-"""Methods of a backend that take a graph get its nodes with their memory, called by a scheduler or by the user.
+"""Passes graphs to a backend's methods with the memory of their nodes, whether a scheduler or the user calls.
 
 The user's tensors know nothing of the memory that a GraphAllocator gave a graph.  A backend that looks at `t.buffer`
 and `t.offs` gets, in place of the user's graph, the same nodes placed (`PlacedRun` of engine/graphs/placed.py), outside

@@ -1,4 +1,4 @@
-"""How many kernels are still to be compiled: a plan tells which it needs before it asks for the first.
+"""Counts the kernels that are still to be compiled: a plan registers them before it asks for the first.
 
 What will be planned after it may be known, too: a prompt is followed by single tokens.
 

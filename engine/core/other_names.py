@@ -1,4 +1,4 @@
-"""Names of NumPy and PyTorch, and what stands for them here: for the AttributeError of who writes them."""
+"""Names of NumPy and PyTorch with their equivalents in ggjit, for the message of an AttributeError."""
 import difflib
 
 from ggjit.ops.core.spec import builders

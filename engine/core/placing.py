@@ -1,4 +1,4 @@
-"""Memory for tensors that have none: laid out, allocated, placed.  All of it or, on an error, nothing.
+"""Allocates memory for tensors that have none, for all of them or, on an error, for none.
 
     buffer type A    | t0 | t1 | t2 |            one buffer, above the type's max size several
     buffer type B    | t3 |

@@ -1,4 +1,4 @@
-"""What this process takes from the system, as the system counts it.
+"""The memory of this process, as the operating system counts it.
 
     anonymous   pages that belong to this process alone: arrays, Python's objects, code made here
     file        pages of files that are mapped: weights as they are in their file, libraries; others may share them

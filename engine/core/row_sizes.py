@@ -1,4 +1,4 @@
-"""Bytes of tensors, from their rows of the table alone."""
+"""Sizes of tensors in bytes, computed from their rows of the table."""
 import numpy as np
 
 from ggjit.core.table import TABLE

@@ -1,4 +1,4 @@
-"""No computation inside a computation: errors instead of deadlocks.
+"""Forbids a computation inside a computation: an error instead of a deadlock.
 
 Custom ops, abort callbacks and signal handlers run inside a computation: on the thread that called it, or on a worker
 of the pool.  A call from there that waits for the same computation (a second compute, the values of its plan, its

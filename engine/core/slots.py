@@ -1,4 +1,4 @@
-"""Calls of the slots of third-party devices and buffer types, with their results checked.
+"""Calls the methods of third-party devices and buffer types, and checks their results.
 
 A result of the wrong kind is a typed error that names the device or buffer type and the slot.
 """

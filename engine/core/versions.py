@@ -1,4 +1,4 @@
-"""Data versions: was a tensor written since its last copy?
+"""Data versions of tensors: they show whether a tensor was written since it was copied.
 
 The scheduler copies tensors between devices.  A copy of an input that was not written since is still valid, so every
 write is counted: in one word of the tensor's row in the table, and per buffer for writes that name no tensor.
@@ -8,7 +8,7 @@ write is counted: in one word of the tensor's row in the table, and per buffer f
 
 Versions are reliable because arrays of tensor memory are read-only unless taken by `with t.write() as a:`.  Memory that
 can be written without being counted (the user's own array, `buf.arena` once it was read, leaves placed on top of each
-other) makes `Buffer.trusted` False, and its tensors are always copied anew.
+other) makes `Buffer.trusted` False, and its tensors are always copied again.
 """
 import functools
 

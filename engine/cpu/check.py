@@ -1,4 +1,4 @@
-"""Compare every node of a plan with its NumPy float64 reference: which node went wrong first?
+"""Compares every node of a plan with its NumPy float64 reference, to find the first wrong node.
 
 Runs the plan node by node.  Before each node its sources are read (they may be overwritten by it), afterwards its
 result is compared with `Spec.reference` on those values, so an error is reported where it arises and not downstream.

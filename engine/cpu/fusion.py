@@ -52,7 +52,7 @@ def still_permitted(parts, places):
     """Does the memory, as it is now, permit the fused parts?"""
     uses, (first, last) = places.tensors.uses, places.spans()
     return all(all_permitted(like.spots.apart, len(like.spots.apart), runs, *runs.shape, uses, uses.shape[1],
-                                  first, last) for like, _, runs in parts.fused)
+                             first, last) for like, _, runs in parts.fused)
 
 
 @functools.cache
@@ -191,7 +191,7 @@ class _Tries:
             uses, spans = places.tensors.uses, places.spans()
         where = np.array([address_of(a) for a in spans] or [0, 0], np.int64)
         n = take_runs(starts, windows, len(starts), self.begins, self.tries, self.runs, self.nodes, self.apart,
-                           uses, uses.shape[1], where, out)
+                      uses, uses.shape[1], where, out)
         return out[:n]
 
 

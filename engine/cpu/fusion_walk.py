@@ -1,4 +1,4 @@
-"""What fusion (engine/cpu/fusion.py) does for every node, in compiled code.
+"""The part of fusion (engine/cpu/fusion.py) that visits every node, in compiled code.
 
     describe         what has to be known of each node
     number_windows   nodes from which on all is alike: what fits one of them fits the others, but for their memory

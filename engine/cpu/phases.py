@@ -1,4 +1,4 @@
-"""Phases of a plan: neighbouring nodes that threads run without meeting in between.
+"""Phases of a plan: consecutive nodes between which threads need no barrier.
 
     q = Wq h | k = Wk h | v = Wv h          products of one source: a thread that finds no more rows of q goes on with k
     gate = Wg h | up = Wu h

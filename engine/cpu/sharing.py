@@ -1,4 +1,4 @@
-"""How much work a node must be to be shared among threads: less runs on thread 0 alone.
+"""The least work for which a node is shared among threads; smaller nodes run on thread 0 alone.
 
     kernels/threads-KEY.json    {"2": 3000.0, "4": 6000.0}      nanoseconds of one thread's work, by number of threads
 

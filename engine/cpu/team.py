@@ -1,4 +1,4 @@
-"""Which threads walk on: some are left out of a run, while waiting for them costs more than they bring, and come back.
+"""The threads that take part in a run: threads that cost more waiting than they save are left out, and come back.
 
 A walk is cut into stretches, each with a team of threads.  At a barrier where all threads meet, thread 0 may end the
 stretch; the others leave, and the next one begins with half the team, or with twice as many:
@@ -7,7 +7,7 @@ stretch; the others leave, and the next one begins with half the team, or with t
     nothing else runs            | 2 threads, the whole run
 
     fewer    where waits took a third of a window, and 3 ms, about a turn of the system: somewhere a thread had no core
-    more     after a pause, which doubles while it is in vain, and is short again after a window without such waits
+    more     after a pause, which doubles while it does not help, and is short again after a window without such waits
 
 A wait is counted from where a spinning thread would yield.  Waits for thread 0 while it does a node alone are none.
 Results do not depend on it: every number of threads gives the same bits.  The team is the pool's: what one plan found
@@ -60,7 +60,7 @@ def end(sync, nth):
 
 @exact
 def _window(sync, now):
-    """Begin to count anew."""
+    """Begin to count again."""
     st_i64(sync + S_WAITED, 0)
     st_i64(sync + S_SPENT, 0)
     st_i64(sync + S_BEGAN, now)

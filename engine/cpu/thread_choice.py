@@ -1,4 +1,4 @@
-"""How many of its threads run a plan: some are taken out where waiting for them costs more than they bring, and back.
+"""How many of its threads run a plan: a thread leaves if waiting for it costs more than it saves, and later returns.
 
 Beside other processes a thread may be descheduled, and all others wait for it at the next barrier: two threads of a
 decoder were half as fast as one.  So runs are timed as they come, and now and then a few of them are made with half as
@@ -6,8 +6,8 @@ many threads, or with twice as many; what was faster stays.  Results do not depe
 the same bits.
 
     fewer    tried where recent runs are slower than the fastest one by SLOW, else rarely
-    more     tried rarely, and more rarely each time it was in vain or did not last, but within seconds of computing:
-             the other processes may have ended
+    more     tried after a moment, and more rarely each time it did not help or not for long, but within seconds of
+             computing: the other processes may have ended
     judged   by the mean of a few runs without the slowest quarter, in seconds for each nanosecond of planned work;
              plans of about the same work share what was found: a decoder has a new plan whenever its context has grown
 
@@ -24,6 +24,7 @@ SLOW, LEAST_GAIN = 1.25, 1.05
 # the time of the fastest run is multiplied by this after each run, so that it is forgotten
 FADING = 1.002
 FIRST, MOST = 64, 4096          # runs between regular trials: at first, at most
+SOON_SECONDS = 0.2              # a larger number is first tried after so long, if that is less than FIRST runs
 # seconds, and at least so many runs, after which a larger number is tried in any case
 MOST_SECONDS, LONG_RUNS = 5.0, 256
 FIRST_SLOW, MOST_SLOW = 8, 256  # runs between trials that slow runs caused: at first, at most
@@ -40,7 +41,7 @@ class ThreadChoice:
         self.unit = unit
         self._tried = 0                     # threads of the trial under way, 0: none
         self._trial = []
-        self._fewer_after = self._more_after = FIRST
+        self._fewer_after, self._more_after = FIRST, 0          # 0: not known yet
         self._slow_after = FIRST_SLOW
         self._settle(most, ())
 
@@ -78,7 +79,7 @@ class ThreadChoice:
         better = LEAST_GAIN * mean(self._trial) <= mean(self._recent)
         if better:
             if not more:                    # a larger number that did not last is tried less often
-                self._more_after = self._later() if self._runs < LASTS else FIRST
+                self._more_after = self._later() if self._runs < LASTS else self._soon()
             self._fewer_after, self._slow_after = FIRST, FIRST_SLOW
             self._settle(n, self._trial)
         elif more:
@@ -88,9 +89,14 @@ class ThreadChoice:
             self._slow_after = min(2 * self._slow_after, MOST_SLOW)
         self._tried, self._trial, self._since = 0, [], 0
 
+    def _soon(self):
+        """Runs until a larger number is tried for the first time."""
+        return min(FIRST, max(RECENT, int(SOON_SECONDS / (mean(self._recent) * self.unit))))
+
     def _later(self):
-        """Runs between two trials of a larger number, after one that was in vain."""
-        return min(2 * self._more_after, MOST, max(int(MOST_SECONDS / (mean(self._recent) * self.unit)), LONG_RUNS))
+        """Runs between two trials of a larger number, after one that did not help or not for long."""
+        most = max(int(MOST_SECONDS / (mean(self._recent) * self.unit)), LONG_RUNS)
+        return min(2 * (self._more_after or self._soon()), MOST, most)
 
     def _settle(self, n, known):
         self.n, self._recent = n, collections.deque(known, RECENT)

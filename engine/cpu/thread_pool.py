@@ -181,11 +181,12 @@ class Pool:
             if abort_callback is not None:
                 callback = _ABORT_CALLBACK(lambda: _ask(abort_callback, raised))
                 self.words[walk.S_CALLBACK // WORD] = ctypes.cast(callback, ctypes.c_void_p).value
+            choice, began = None, 0.0
             if plan is not None:
                 plan.begin()
-            choice, began = None, 0.0
-            if plan is not None and j - i == len(plan.nodes) and not self.tracing.watchers:
                 choice = plan.thread_choice
+            if choice is not None and (self.tracing.watchers or j - i != len(plan.nodes)):
+                choice = None
             if choice is not None:
                 n_threads, began = min(n_threads, choice.n_threads()), time.perf_counter()
                 self.n_walking = n_threads

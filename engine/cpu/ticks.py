@@ -1,4 +1,4 @@
-"""Where runs write the clock while a profile is open: one trace buffer a plan, one page a run.
+"""The trace buffer of a profiled plan, into which runs write the clock: one page for each run.
 
     trace_buffer   | page 0                          | page 1           | ...      int64 (pages, threads, nodes, 2)
             | thread 0: start end, start end  | thread 0: ...    |          clock ticks; 0: this thread skipped the node

@@ -1,4 +1,4 @@
-"""The walk: what every thread of the pool does with the NODE rows of a plan, in jitted code.
+"""The walk: the jitted loop in which every thread of the pool executes the NODE rows of a plan.
 
 A replay enters jitted code once.  Every thread walks the NODE rows of the plan:
 

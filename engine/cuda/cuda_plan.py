@@ -5,7 +5,7 @@
     rows            [ NODE row              ][ NODE row ][ NODE row ][ status ]   one copy on the device
 
 A kernel's only argument is the device address of its node's row, so one compiled kernel serves all shapes, and neither
-the launches nor a captured graph change when buffers move: the rows are written anew.  Kernels that find a bad index
+the launches nor a captured graph change when buffers move: the rows are written again.  Kernels that find a bad index
 leave it in the status, which is read with every run and looked at when the stream is synchronized.
 
 With `persistent=1` a plan that runs again is one kernel that walks over its launches (walk.py), where that can be.
@@ -102,9 +102,9 @@ class CUDAPlan(Plan):
 
     def _check_address(self, t, buf, offs):
         if (offs - t.view_offs) % ALIGNED:
-            raise ParamError(f"{describe(t)} lies at byte {offs - t.view_offs} of {buf!r}, which is no multiple of "
+            raise ParamError(f"{describe(t)} lies at byte {offs - t.view_offs} of {buf!r}, which is not a multiple of "
                              f"{ALIGNED}; save the file with general.alignment 32, or load the model with "
-                             f"n_gpu_layers=-1, which places its weights anew")
+                             f"n_gpu_layers=-1, which places its weights again")
 
     def _memory(self, buf):
         if isinstance(buf, EmptyBuffer):

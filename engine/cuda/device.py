@@ -81,7 +81,7 @@ class CUDADevice(Device):
         return {**super().props, "device_id": bus}
 
     def memory(self):
-        """(free bytes, all bytes); what nothing refers to any more is free."""
+        """(free bytes, all bytes); memory to which nothing refers counts as free."""
         self.collect()
         self.use()
         return tuple(int(n) for n in driver().cuMemGetInfo())

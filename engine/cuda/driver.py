@@ -1,4 +1,4 @@
-"""The CUDA driver API with Python errors: the one door through which everything reaches the GPU.
+"""The CUDA driver API with Python errors.  All calls to the GPU go through this file.
 
     driver().cuMemAlloc(n)          the C functions under their own names; the status becomes a typed error
 

@@ -1,4 +1,4 @@
-"""From a Python function to one that can be launched: kernels and walkers, compiled and loaded once a device."""
+"""Compiles and loads Python functions as CUDA kernels and walkers, once for a device."""
 import ctypes
 
 from ggjit.cuda.driver import driver

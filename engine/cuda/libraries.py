@@ -1,4 +1,4 @@
-"""In which way nodes are computed that several ways serve, measured once for a class of shapes on the device.
+"""Chooses between several ways to compute a node, by one measurement for each class of shapes on the device.
 
     own         our own kernels
     cublas      dense matrices                              cublas.py       GGJIT_CUBLAS=0|1 decides without measuring

@@ -1,4 +1,4 @@
-"""Is a walker's table right?  Asked of every table before a GPU gets it; shares no code with what makes it.
+"""Checks a walker's table before a GPU gets it.  The check shares no code with the code that makes the table.
 
     whole       every launch of the plan is there once, with the blocks that it asks for, and they fit
     no race     between two waits no byte that one row writes is read or written by another, unless the first block does

@@ -1,4 +1,4 @@
-"""What the picture of a graph consists of: boxes and arrows, a layer of a network folded into one box."""
+"""The content of a graph's picture: boxes and arrows, with each layer of a network folded into one box."""
 import collections
 import dataclasses
 import re

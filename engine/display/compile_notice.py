@@ -1,4 +1,4 @@
-"""A line while kernels are compiled in a program or notebook: the first call of an op is not silent.
+"""Prints a line while kernels are compiled, so that the first call of an op is not silent.
 
     compiling kernel 7 of 12 (mul_mat-q4_0), 9 s so far, 0:06 left; kept for the next time
     compiled 12 kernels in 18.2 s, kept for the next time

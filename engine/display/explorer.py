@@ -15,7 +15,7 @@ from ggjit.ops.core.whole_file import write_whole
 
 SCRIPT = pathlib.Path(__file__).with_name("explore.js")
 COLOURS = {"palette": plots.PALETTE, "other": plots.OTHER, "live": plots.LIVE, "bound": plots.BOUND, "rim": plots.RIM,
-           "lifetimes": [(None if most == float("inf") else most, text, c) for most, text, c in plots.LIFETIMES]}
+           "lifetimes": [(None if most == float("inf") else most, *key) for most, key in plots.lifetimes(0).items()]}
 STYLE = """
 .gx{position:relative;max-width:940px;font:13px sans-serif;color:inherit}
 .gx label{margin-right:18px;white-space:nowrap}

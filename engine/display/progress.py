@@ -1,4 +1,4 @@
-"""Progress on stderr, only where that is a terminal: bars with rate and remaining time, the kernel being compiled.
+"""Progress bars on stderr with rate and remaining time, only if stderr is a terminal.
 
 rich honours NO_COLOR and TERM; on a pipe nothing is drawn and rich is not imported.  Without rich, and in a notebook,
 a bar is a line of text (ops/core/progress.py).

@@ -1,4 +1,4 @@
-"""What a notebook shows of a typed error: the user's lines and the message, not the frames of the library.
+"""Tracebacks of typed errors in notebooks: the user's lines and the message, without frames of the library.
 
 IPython asks an exception for `_render_traceback_`; engine/__init__.py gives every GgjitError this one.
 

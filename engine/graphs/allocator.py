@@ -10,7 +10,6 @@ import numpy as np
 
 from ggjit.alloc.ggml.problem import check_time_limit
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.orders.memory_order import VIEW_OP
 from ggjit.alloc.plan_request import PLANNERS
 from ggjit.alloc.report import saving
 from ggjit.alloc.validate import validate_plan
@@ -35,7 +34,7 @@ from ggjit.graphs.requests import (
 )
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.host_memory import oom_guard
-from ggjit.ops.core.record import T_BUFFER, T_GEN, T_OFFS, T_OP, T_VIEW_SRC
+from ggjit.ops.core.record import T_BUFFER, T_GEN, T_OFFS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
@@ -59,26 +58,32 @@ class Placement:
     @functools.cached_property
     def rows(self):
         """The same as PlacedRows; None where there are none."""
-        return self._places.rows() if isinstance(self._places, _Places) and len(self._places.ids) else None
+        return self._places.rows() if isinstance(self._places, _Places) else None
 
 
 class _Places:
-    """Where a plan puts tensors: rows of ids, and of the plan's buffers, chunks and offsets."""
+    """Where a plan puts tensors: rows of ids, and of the plan's buffers (-1: it has no place), chunks and offsets."""
 
     def __init__(self, ids, buffers, chunks, offs, held):
         """held: [buffer type][chunk] -> buffer, as they are now."""
-        at = np.flatnonzero(buffers >= 0)
-        self.ids, self._rows, self._held = ids[at], (buffers[at], chunks[at], offs[at]), [list(x) for x in held]
+        self._all, self._held = (ids, buffers, chunks, offs), [list(x) for x in held]
+
+    @functools.cached_property
+    def _placed(self):
+        """The rows of tensors that have a place."""
+        at = np.flatnonzero(self._all[1] >= 0)
+        return [column[at] for column in self._all]
 
     def where(self):
         """{tensor id: (buffer, byte offset)}"""
         held = self._held
-        return {i: (held[b][c], o) for i, b, c, o in zip(self.ids.tolist(), *(a.tolist() for a in self._rows),
-                                                         strict=True)}
+        return {i: (held[b][c], o) for i, b, c, o in zip(*(a.tolist() for a in self._placed), strict=True)}
 
     def rows(self):
-        first, (buffers, chunks, offs) = np.cumsum([0, *map(len, self._held)]), self._rows
-        return PlacedRows(self.ids, first[buffers] + chunks, offs, [buf for chunks in self._held for buf in chunks])
+        """The same as PlacedRows; None where there are none."""
+        first, (ids, buffers, chunks, offs) = np.cumsum([0, *map(len, self._held)]), self._placed
+        return PlacedRows(ids, first[buffers] + chunks, offs, [buf for chunks in self._held for buf in chunks]) \
+            if len(ids) else None
 
 
 class GraphAllocator:
@@ -154,7 +159,7 @@ class GraphAllocator:
 
     def _planned(self, request, options, marks):
         """(the plan, {id of a marker: (chunk, offset)}).  The leaves that lie where this allocator placed them are
-        planned anew; they stay where they are until alloc_graph."""
+        planned again; they stay where they are until alloc_graph."""
         request, at = with_markers(request, marks) if marks else (request, [])
         placed = self._own_leaves()
         before = [TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist() for t in placed]
@@ -215,10 +220,7 @@ class GraphAllocator:
             raise
 
     def _tell_buffers(self, graph, leafs, placement):
-        """Tell the buffers which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
-        views = np.flatnonzero(VIEW_OP[TABLE.words[graph.node_ids, T_OP]])
-        if views.size:
-            self._refuse_bare_views(graph, views, placement._places.ids, leafs.ids)
+        """Tell the buffers which tensors lie in them now."""
         buffers = [buf for chunks in self._memory.chunks for buf in chunks]
         reset_buffers(buffers)
         if any(map(wants_tensors, buffers)):
@@ -226,20 +228,6 @@ class GraphAllocator:
             for t in (*graph.leafs, *graph.nodes):
                 if t.id in where:
                     init_placed(where[t.id][0], PlacedTensor(t, t.src, where[t.id]))
-
-    @staticmethod
-    def _refuse_bare_views(graph, views, placed_ids, leaf_ids):
-        """NotAllocated, if one of these nodes, which was placed, views what has no memory."""
-        view_ids = graph.node_ids[views]
-        base_ids = TABLE.words[view_ids, T_VIEW_SRC]
-        bare = (base_ids >= 0) & (TABLE.words[base_ids, T_BUFFER] < 0)
-        known = np.zeros(TABLE.n_rows, bool)
-        known[placed_ids] = known[leaf_ids] = True
-        if not known[base_ids[bare]].all():
-            bare &= np.isin(view_ids, placed_ids) & ~np.isin(base_ids, placed_ids) & ~np.isin(base_ids, leaf_ids)
-            for i in views[bare].tolist():
-                t = graph.nodes[i]
-                raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
 
     def _own_leaves(self):
         """The leaves that lie where an earlier call placed them."""

@@ -1,4 +1,4 @@
-"""Whole graphs on another backend: copied with their values, and compared node by node."""
+"""Copies a graph with its values to another backend, and compares the results node by node."""
 import dataclasses
 
 from ggjit.core.arguments import expect
@@ -33,7 +33,7 @@ class GraphCopy:
         expect(t, Tensor, "GraphCopy.of")
         found = self.copies.get((t.id, t.generation))
         if found is None:
-            raise ParamError(f"{describe(t)} is no tensor of the graph that was copied")
+            raise ParamError(f"{describe(t)} is not a tensor of the graph that was copied")
         return found
 
     def free(self):

@@ -1,4 +1,4 @@
-"""Graphs: the nodes that lead to some results, in an order in which each comes after its sources.  Immutable."""
+"""Graphs: the nodes that lead to some results, each after its sources.  Graphs are immutable."""
 import functools
 import hashlib
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ class Graph(HtmlRepr):
     """The graph that computes `outputs` (ggml_build_forward_expand on each, in order).
 
     Its outputs, and tensors that `gg.set_output` marked, keep their memory to the end of a run: they can be read after
-    it.  An output of one graph is none of another.
+    it.  Each graph has outputs of its own.
 
     `.nodes`: tensors to compute, sources first.  `.leafs`: the other tensors they read.  Both in the order of ggml's
     depth-first visit, which its allocator's offsets depend on.

@@ -1,4 +1,4 @@
-"""Layers of a network, found by the names of its tensors: `blk.3.` or `layers.3.` in front, `-3` behind.
+"""Finds the layers of a network by the names of its tensors: prefixes `blk.3.` or `layers.3.`, suffix `-3`.
 
 Nodes without a name belong where their weights belong, or else their readers.
 """

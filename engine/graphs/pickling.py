@@ -1,7 +1,7 @@
 """Graphs as bytes without data: `pickle.dumps(graph)`.
 
 What travels: types, shapes, strides, ops, parameters, sources, views, flags and names, and the order of the nodes.
-What does not: memory, placements, plans.  `pickle.loads` makes the tensors anew in a context of their own; leaves have
+What does not: memory, placements, plans.  `pickle.loads` makes the tensors again in a context of their own; leaves have
 no data there until they are allocated and set.
 
     rows    0: (F32, NONE, ne, nb, ndim, params, (), view none, ...)     leaves and bases of views first,

@@ -1,4 +1,4 @@
-"""Placed tensors: what a backend sees of a graph.
+"""Placed tensors: the view of a graph's tensors that a backend gets.
 
 The user's tensors and graph are never edited.  A scheduler gives every backend its own view of its nodes instead, and a
 backend that runs a graph without a scheduler gets it likewise (`PlacedRun`):

@@ -1,4 +1,4 @@
-"""Plans kept for the next run, with all that they depend on.
+"""Plans kept for the next run, with the state on which they depend.
 
     cache                     owner               key
     Graph.plans               backend             placement, and the backend's settings (threads, fusion ...)

@@ -85,6 +85,9 @@ class PlanParts(collections.abc.Sequence):
     def __getitem__(self, index):
         return self._all[index]
 
+    def __repr__(self):
+        return f"<PlanParts of {len(self.nodes)} nodes in {len(self)} kernels>"
+
     @functools.cached_property
     def _all(self):
         ends, kinds, nodes = self.ends.tolist(), self.kinds.tolist(), self.nodes
@@ -157,9 +160,10 @@ def plan_nodes(nodes, ids, choose, marked=frozenset()):
     """The PlanParts of the nodes, each one by itself.  ids: their rows.  choose(t) -> its kernel: asked once for all
     nodes of a kind, layers repeat."""
     (kinds, first), specs = kinds_of(ids, marked), all_specs()
-    own = np.flatnonzero(_calls_python()[TABLE.words[ids, T_OP]])      # a user's function gets a kernel for each node
+    calls = _calls_python()[TABLE.words[ids, T_OP]]         # a user's function gets a kernel for each node
+    own = np.flatnonzero(calls)
     kinds[own] = len(first) + np.arange(len(own))
-    first = np.concatenate([first, own])
+    first = np.concatenate([first[~calls[first]], own])
     likes = {kind: PlanNode(t, choose(t), specs[t.op].module, t.src, (t,))
              for kind, t in zip(kinds[first].tolist(), [nodes[i] for i in first.tolist()], strict=True)}
     return PlanParts(nodes, ids, likes, kinds, np.arange(1, 1 + len(nodes)), {})

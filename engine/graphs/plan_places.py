@@ -1,4 +1,4 @@
-"""Where the tensors of a plan lie, looked up once: for all of them in arrays, else one after the other."""
+"""The addresses of a plan's tensors, looked up once: in arrays if possible, else one by one."""
 import functools
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The tensors that the nodes of a plan write and read, each once: numbers, so that plans are made in arrays.
+"""The tensors that the nodes of a plan read and write, numbered once, so that plans are made in arrays.
 
     nodes     mul_mat(w, x)   add(mul_mat, b)
     uses      0  1  2         3  0  4             node 0 is tensor 0 and reads tensors 1 and 2
@@ -114,6 +114,7 @@ class PlanTensors:
         updating, at = ops_with("updates"), np.flatnonzero(_updates()[self.ops]).tolist()
         found = [(i, self.uses[i, 1 + j]) for i in at for j in updating[self.nodes[i].op]]
         return np.array(found, np.int64).reshape(-1, 2).T
+
 
 @functools.cache
 def _updates():

@@ -1,4 +1,4 @@
-"""What is asked of ggjit.alloc for a graph: the one place where graphs become numbers.
+"""Translates graphs into the numbers that ggjit.alloc plans.
 
     graph, buffer types --plan_request--> PlanRequest --plan_graph--> GraphPlan        options_for: how it is planned
 

@@ -1,4 +1,4 @@
-"""What a run of a graph left in memory: is a result still there, or was its memory used again?
+"""Says whether the result of a run is still in memory, or whether its memory was used again.
 
 Base of the plans of a backend (engine/graphs/graph_plan.py) and of a scheduler's runs (engine/sched/run.py).
 """

@@ -1,4 +1,4 @@
-"""Products of one column that read the same one, next to each other: threads do not meet between them.
+"""Moves products of one column that read the same tensor next to each other, so that no barrier separates them.
 
     visit         h  q  rope q  k  rope k  v        k and v need nothing but h
     together      h  q  k  v  rope q  rope k        three products in one phase (engine/cpu/phases.py)

@@ -1,4 +1,4 @@
-"""Memory of a meta device: each tensor is some Parts, one on every device.
+"""Memory of a meta device: each tensor consists of Parts, one on every device.
 
     leaf        allocated for the meta device: parts of its own on each device, written and read slice by slice
     result      parts that the run which computed it holds (run.py)
@@ -96,7 +96,7 @@ class MetaBuffer(Buffer):
         found = self._parts.get((t.id, t.generation))
         if found is None:
             raise NotAllocated(f"{describe(t)} was not computed on {self.buft.device.name}, or its memory was given to "
-                               f"another; compute it, or allocate it anew")
+                               f"another; compute it, or allocate it again")
         return found
 
     def computed(self, parts):

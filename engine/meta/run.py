@@ -1,4 +1,5 @@
-"""A graph on the parts of a meta device: the graph of each device, in stretches that end where results have to meet."""
+"""Runs a graph on the parts of a meta device: a graph for each device, in stretches that end where devices exchange
+results."""
 import numpy as np
 
 from ggjit.core.buffer import place
@@ -17,7 +18,7 @@ from ggjit.tensors.repeats import builders
 
 
 def run_of(backend, graph):
-    """The MetaRun of a graph of placed tensors, made anew where leaves have other memory."""
+    """The MetaRun of a graph of placed tensors, made again where leaves have other memory."""
     return graph.plans.get(backend, lambda run: run.is_current(), lambda: MetaRun(backend, graph))
 
 

@@ -1,4 +1,4 @@
-"""What of a tensor each device has: a leaf is cut as the user says, a result as its op's `split` rule says.
+"""Which part of a tensor each device has: the user splits leaves, the `split` rule of an op splits its result.
 
 An op without a rule for how its sources are cut gets them whole (engine/meta/run.py).  States and rules:
 ops/core/split.py.  Source: ggml-backend-meta.cpp.
@@ -30,7 +30,7 @@ def meta_split_axis_name(axis):
     Errors: IndexRangeError.  Source: ggml_backend_meta_split_axis_name.
     """
     if not is_whole(axis) or axis not in _NAMES:
-        raise IndexRangeError(f"meta_split_axis_name: {axis!r} is no axis of ggml_backend_meta_split_axis")
+        raise IndexRangeError(f"meta_split_axis_name: {axis!r} is not an axis of ggml_backend_meta_split_axis")
     return _NAMES[axis]
 
 

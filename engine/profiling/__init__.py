@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and what the machine could do at most.
+"""Profiles of runs, and the limits of the machine.
 
 Read in this order:
 

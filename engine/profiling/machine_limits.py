@@ -1,4 +1,4 @@
-"""What the machine can do at most: bytes a second read from memory, float operations a second from registers.
+"""Measures the limits of the machine: bytes read from memory and float operations per second.
 
 Measured when first needed; `roofline` keeps the result for the rest of the process.
 """

@@ -1,4 +1,4 @@
-"""The nodes of a plan as a profile sees them, and what it measured of them.
+"""The nodes of a plan in a profile, with the times measured for them.
 
     PlanFacts(plan, i, j)       names, kernels, bytes and operations of nodes i..j-1, without keeping their tensors
     Record(trace_buffer, before)    the runs of these nodes while one profile was open: sums of clock ticks, the last
@@ -101,7 +101,7 @@ _facts = WeakKeys()     # {plan: (its rows, its nodes' names, {(i, j): PlanFacts
 
 
 def facts_of(plan, i, j):
-    """The PlanFacts of a plan's nodes i..j-1, made anew when rows were laid out anew or names given since."""
+    """The PlanFacts of a plan's nodes i..j-1, made again when rows were laid out again or names given since."""
     names = [t.name for t in plan.nodes]
     rows, before, known = _facts.of(plan) or (None, None, None)
     if rows is not plan.rows or before != names:

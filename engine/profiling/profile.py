@@ -1,4 +1,4 @@
-"""Where the time goes: `with gg.profile() as p:` around any computes.
+"""gg.profile: where the time of a run goes.  `with gg.profile() as p:` around any computations.
 
     with gg.profile() as p:
         model.logits(ids)

@@ -9,7 +9,7 @@ from ggjit.core.buffer import USAGE_WEIGHTS, buffer_by_id, freed
 from ggjit.core.table import FREED, TABLE
 from ggjit.core.versions import written
 from ggjit.ops.core.errors import GgjitError, NotSupported
-from ggjit.ops.core.record import MAX_SRC, T_BUFFER, T_OP
+from ggjit.ops.core.record import MAX_SRC, T_BUFFER
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import ops_with
 from ggjit.ops.core.types import BLOCK_SIZES
@@ -123,11 +123,9 @@ class Assignment:
                             np.int64).reshape(-1, B_WORDS)
             self.params = rec.Params(table=TABLE.words, rows=self.rows, n=n, n_nodes=self.n_nodes)
             marks = _MARKS.fresh()
-            if gather(self.params.words, bufs, len(bufs), BLOCK_SIZES, *marks) == rec.OK:
-                break
+            if gather(self.params.words, bufs, len(bufs), BLOCK_SIZES, _update_bits(), *marks) == rec.OK:
+                return marks
             ids = np.append(ids, self._adopt(self.params["failed"], self.params["missing"]))
-        self.rows["bits"][:self.n_nodes] |= _update_bits()[TABLE.words[self.ids[:self.n_nodes], T_OP]]
-        return marks
 
     def _adopt(self, i, missing):
         """Add a tensor from outside the graph that tensor i needs, such as the base of a view, as a leaf, if it has
@@ -143,8 +141,10 @@ class Assignment:
     def _pin(self, pins, owned, words, stamp):
         backend, cause, bits = (self.rows[name] for name in ("backend", "cause", "bits"))
         for numbers, why, bit in ((owned, causes.DST, 0), (pins, causes.USER, rec.IS_PINNED)):
+            if not numbers:
+                continue
             ids = list(numbers)
-            marks = words[ids] if ids else words[:0]
+            marks = words[ids]
             for k in np.flatnonzero(marks >> 32 == stamp).tolist():
                 i = marks[k] & 0xFFFFFFFF
                 backend[i], cause[i] = numbers[ids[k]], why

@@ -1,4 +1,4 @@
-"""Why a tensor is on its backend: numbers for the jitted passes, labels in ggml's manner for people."""
+"""Why the scheduler put a tensor on its backend: numbers for the jitted passes, with ggml's labels for people."""
 
 (NONE, USER, DST, VSRC, INPUT, WEIGHT, OFFLOAD, SRC, GPU_DOWN, GPU_UP, REST_DOWN, REST_UP,
  SRC2, BEST, UPGRADE, FOLLOW_VIEW, FOLLOW_NODE, FIRST, UNSUPPORTED, MEMORY, BASE,

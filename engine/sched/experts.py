@@ -1,4 +1,4 @@
-"""Experts of mul_mat_id whose weights stay on the host: only those in use are copied, neighbours in one piece.
+"""Copies experts of mul_mat_id from the host: only those in use, neighbours in one piece.
 
     ids in use: 1 2 6      weight on the host    | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
                            its copy              |   |#######|-          |###|-  |         -: a little padding

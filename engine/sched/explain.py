@@ -1,4 +1,4 @@
-"""What the scheduler did and why: text, HTML and Graphviz dot of one assigned graph.
+"""Text, HTML and Graphviz dot that explain an assigned graph: what the scheduler did, and why.
 
 Content as ggml's debug print: splits with inputs and sizes, then every node with op, name, size, backend,
 cause, and the same for its sources; plus what was copied, what was not, and how long it took.

@@ -96,18 +96,19 @@ def _clear(g, i):
         g.rows[i].copy[j] = rec.NONE
 
 
-@native("i64(i64, i64, i64, i64, i64, i64)")
-def gather(params, buffers, n_bufs, block_sizes, stamped_rows, stamp):
+@native("i64(i64, i64, i64, i64, i64, i64, i64)")
+def gather(params, buffers, n_bufs, block_sizes, update_bits, stamped_rows, stamp):
     """Fill all of ROW but `sig`; `id` is filled in by the caller.  FOREIGN: `failed` needs `missing`, which is not in
     the graph.
 
-    block_sizes: pairs (bytes, elements) by type number.  stamped_rows: one word per table row, kept between calls:
+    block_sizes: pairs (bytes, elements) by type number.  update_bits: by op, those of the sources that it writes.
+    stamped_rows: one word per table row, kept between calls:
     stamp << 32 | local number of the tensor; a word with another stamp is from an earlier call.  (A hash table costs
     three times as much here.)
     """
     g = opened(params)
     t, bufs, sizes = g.table, i64s(buffers, B_WORDS * n_bufs), i64s(block_sizes, 1 << 11)
-    stamped_row = i64s(stamped_rows, 1 << 40)
+    updates, stamped_row = i64s(update_bits, 256), i64s(stamped_rows, 1 << 40)
     mask = np.int64(15)
     while mask < 2 * n_bufs:
         mask = 2 * mask + 1
@@ -123,6 +124,8 @@ def gather(params, buffers, n_bufs, block_sizes, stamped_rows, stamp):
         _clear(g, i)
         g.rows[i].nbytes = row_nbytes(t, at, sizes)
         g.rows[i].bits = _flags(t, at, i < g.n_nodes)
+        if i < g.n_nodes:
+            g.rows[i].bits |= updates[t[at + r.T_OP]]
         missing = _link(g, i, at, stamped_row, stamp)
         if missing >= 0:
             g.results[0].failed = i

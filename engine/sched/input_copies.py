@@ -1,4 +1,4 @@
-"""Copies between backends: is the last one still good, whose work has to end first, how do the bytes move.
+"""Copies between backends: whether the last copy is still valid, what to wait for, and how to move the bytes.
 
     the original is ...
     a leaf that this run leaves alone       copied again when it was written, after every stream that reaches it came
@@ -32,7 +32,7 @@ class Copy:
         self.look_up()
 
     def look_up(self):
-        """Look the places up again.  If the original or the copy moved, the copy has to be made anew."""
+        """Look the places up again.  If the original or the copy moved, the copy has to be made again."""
         self.fast = self.buf = None
         place = self.src._where(), self.dst._where()
         if place != self.place:

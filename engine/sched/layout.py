@@ -1,5 +1,4 @@
-"""Memory for an assigned graph: what lies where, as numbers (GraphLayout); the buffers behind it are
-engine/core/compute_buffers.py.
+"""The memory layout of an assigned graph as numbers (GraphLayout); engine/core/compute_buffers.py has the buffers.
 
 Rows of the private table are places: tensor i of the graph is row i, copy c in instance k is row n + c * instances + k.
 Leaves without memory get buffers of their own (`prepare.place_leaves`): they keep their values from run to run, and two

@@ -1,4 +1,4 @@
-"""Moving splits to cheaper places (`Scheduler(..., motion=True)`).
+"""Moves splits to backends where they cost less (`Scheduler(..., motion=True)`).
 
 ggml's rules spread a backend as far as it goes; where the switch then happens may be the widest point of the graph:
 

@@ -1,4 +1,4 @@
-"""The graph the memory planner sees: a private table, so that the user's own stays as it is.
+"""The graph for the memory planner, in a private table, so that the user's graph stays unchanged.
 
 Rows: the n tensors, then one row per copy (n_instances rows each for pipelining), then two markers per use.  A marker
 is a view of the original that keeps it alive until it was copied; row numbers take the place of ids.

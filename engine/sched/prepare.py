@@ -1,4 +1,4 @@
-"""From a graph to its Run, one way; each step is handed what the one before it made.
+"""The steps from a graph to its Run; each step gets the result of the one before it.
 
     SchedSettings, graph --assign--> Assignment --lay_out--> GraphLayout --prepare--> Run --Run.compute--> results
 """

@@ -1,4 +1,4 @@
-"""What the scheduler's jitted passes share: one record per tensor of the graph, and one of parameters for all of them.
+"""The records that the scheduler's jitted passes share: one for each tensor, and one for the parameters.
 
 Local numbers take the place of table ids: nodes first, in execution order, then leafs.  Buffer types have numbers too
 (`Support.buft_index`), and lower numbers of backends have higher priority.

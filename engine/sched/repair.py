@@ -1,4 +1,4 @@
-"""Repairing assignments: after the rules every node is where it can run, and where it can write what it writes.
+"""Repairs assignments after the rules: every node must be able to run on its backend and to write its result there.
 
     the rules chose a device that lacks the op                          -> another one
     a node writes memory its device cannot reach: the base of a view,   -> a device that reaches all of it, or the

@@ -330,7 +330,7 @@ class Run(Results):
         self.forget_copies()
 
     def forget_copies(self):
-        """Copy everything anew in the next run."""
+        """Copy everything again in the next run."""
         for parts in self.parts:
             for part in parts or ():
                 for copy in part.copies:

@@ -1,4 +1,4 @@
-"""Splitting: runs of nodes on one backend, and what each run has to copy in.
+"""Splits: consecutive nodes on one backend, and the tensors that must be copied there.
 
     nodes     a  b  c | d  e | f           |: the backend changes
     splits    0: GPU    1: CPU  2: GPU

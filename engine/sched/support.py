@@ -1,4 +1,4 @@
-"""What a scheduler knows about its devices: which memory each reads, which ops it computes.  Asked once, then numbers.
+"""Which memory each device can read and which ops it supports: asked once, then kept as numbers.
 
     reads[b, k]     backend b reads buffer type k           support[s, b]   backend b computes signature s
     homes[k]        backend a buffer of type k belongs to   offload[s, b]   ... and wants it even if weights must move
@@ -40,7 +40,7 @@ class Support:
                           for x, k in zip(backends, bufts or [None] * len(backends), strict=True)]
         for b, k in zip(backends, self.own_bufts, strict=True):
             if not isinstance(k, BufferType):
-                raise ParamError(f"{b!r}: {k!r} is no buffer type")
+                raise ParamError(f"{b!r}: {k!r} is not a buffer type")
             checked_int(k, "alignment"), checked_int(k, "max_size")
             if not checked_bool(b.device, "supports_buft", k):
                 raise ParamError(f"{b!r} cannot compute in {k!r}, the buffer type given for it")

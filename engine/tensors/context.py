@@ -59,7 +59,7 @@ def innermost(default=None):
 
 
 class Context(HtmlRepr):
-    """Tensors that were made together; `free` ends all of them.
+    """Owns the tensors that are created in it; `free` ends all of them.
 
     `with ctx:` makes ctx the place where results of ops go; without it they go to the first source's context.
     A tensor lives as long as it is referred to, and keeps its context and the tensors it is computed from alive.
@@ -229,7 +229,7 @@ def _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb):
     The node is made in a context of its own and compared there with what the builder of the op makes.
     """
     if not is_whole(op) or op not in OP.__members__.values():
-        raise ParamError(f"node: {op!r} is no op; use a member of OP (ggjit.ops.core.record)")
+        raise ParamError(f"node: {op!r} is not an op; use a member of OP (ggjit.ops.core.record)")
     type = type_of(type, "node: type")
     ne, n_given = check_ne(type, ne)
     src, view_offs = tuple(src), whole(view_offs, "node: view_offs")
@@ -274,7 +274,7 @@ def check_ne(type, ne):
     if min(ne) < 0:
         raise ShapeError(f"dimensions must not be negative, got {list(ne)}")
     if ne[0] % type.block:
-        raise ShapeError(f"{type!r} rows come in blocks of {type.block} elements, ne0 = {ne[0]} is no multiple")
+        raise ShapeError(f"{type!r} rows come in blocks of {type.block} elements, ne0 = {ne[0]} is not a multiple")
     if math.prod(filter(None, ne)) * type.nbytes >= _MAX_NBYTES:        # then no stride is too large either
         raise ShapeError(f"{list(ne)} {type!r} is more than 2^62 bytes")
     return ne, n_given

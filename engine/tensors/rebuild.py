@@ -1,4 +1,4 @@
-"""Nodes that no builder made are checked by the builder that would have made them.
+"""Checks nodes that were not made by a builder with the builder that makes such nodes.
 
 `ctx.node` called by hand and graphs read from a pickle name an op, sources and parameters.  The op's spec says which
 builder takes them in which order (`rebuild`); the node must be what that builder returns, to the last stride, or the

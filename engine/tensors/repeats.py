@@ -1,4 +1,4 @@
-"""Builders that remember: a call like an earlier one makes its node without the checks.
+"""Repeated builder calls: a call with the layouts and arguments of an earlier one skips the checks.
 
 Layers repeat.  What a builder makes is decided by the layouts of its tensors (type, sizes, strides, axes) and by its
 other arguments, by nothing else; so a call with equal ones gives a node that differs in its sources alone:

@@ -1,4 +1,4 @@
-"""A tensor as text: its op, where its data lie, the values at its corners.
+"""The text of a tensor: its op, its memory, and the values at its corners.
 
 A repr or notebook cell must not fail or change anything: only the few bytes that are shown are read, and values that
 cannot be read (no memory, a freed buffer, reused memory, a device that raises) are replaced by the reason.

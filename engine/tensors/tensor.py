@@ -300,7 +300,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         quantised types and BF16 (use set).
         """
         if self.type.block > 1 or self.type is BF16:
-            raise TypeMismatch(f"write: {describe(self)} is no array of numbers; use set, which converts")
+            raise TypeMismatch(f"write: {describe(self)} is not an array of numbers; use set, which converts")
         buf, nbytes = self._checked_range()
         host = buf.buft.is_host()
         if IN_FLIGHT:

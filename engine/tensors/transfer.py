@@ -229,7 +229,7 @@ def view_init(t):
     Errors: ParamError (no view), NotAllocated, IndexRangeError.  Source: ggml_backend_view_init.
     """
     if t.view_src is None:
-        raise ParamError(f"{describe(t)} is no view")
+        raise ParamError(f"{describe(t)} is not a view")
     if int(TABLE.words[t.view_src.id, T_BUFFER]) < 0:
         raise NotAllocated(f"{describe(t)} views {describe(t.view_src)}, which has no memory; allocate it first")
     if t.view_offs + t.nbytes > t.view_src.nbytes:

@@ -1,4 +1,4 @@
-"""A training on disk: parameters, moments and where it was, as one safetensors file.
+"""Training checkpoints: parameters, moments and position, in one safetensors file.
 
     length of the header | JSON {name: {dtype, shape, data_offsets}} | float32 arrays
     param.0.w  state.0.0.w  state.0.1.w ...         metadata: place (step, epoch, partial, setup), history (JSON)
@@ -105,7 +105,7 @@ def _check_history(history):
 
 
 def _bad(path, error):
-    return BadFile(f"{path} is no checkpoint of a training: {error}; name another file, or one that is not there yet")
+    return BadFile(f"{path} is not a training checkpoint: {error}; name another file, or one that does not exist yet")
 
 
 def _check_setup(path, before, setup):

@@ -1,4 +1,4 @@
-"""Inputs, outputs and loss as graphs that are planned once and replayed: a network that is evaluated."""
+"""Evaluation of a network: inputs, outputs and loss as graphs that are planned once and replayed."""
 import numpy as np
 
 from ggjit.api.rematerialize import Rematerialized
@@ -80,8 +80,8 @@ class Evaluator:
         leafs = {t.id for tensors in visit((self.outputs,)) for t in tensors if t.op == OP.NONE}
         for t in self.inputs:
             if t.op != OP.NONE or t.id not in leafs:
-                raise ParamError(f"fit: {describe(t)} is no input of {describe(self.outputs)}: inputs are leaves that "
-                                 f"the outputs are computed from")
+                raise ParamError(f"fit: {describe(t)} is not an input of {describe(self.outputs)}: inputs are leaves "
+                                 f"that the outputs are computed from")
             if t.ndim < 1 or t.shape[0] != self.inputs[0].shape[0]:
                 raise ShapeError(f"fit: inputs differ in the rows of a batch, their first axis: "
                                  f"{describe(self.inputs[0])}, {describe(t)}")
@@ -143,7 +143,7 @@ class Evaluator:
             yield y[:len(y) // self.batch * n], target, self.runs.numpy(self.forward, self.loss).item()
 
     def needs_batch(self, dataset):
-        """Errors: ParamError when a loss function of one's own could not be evaluated on these rows."""
+        """Errors: ParamError when the user's loss function could not be evaluated on these rows."""
         if callable(self.loss_kind) and 0 < len(dataset) < self.batch:
             raise ParamError(f"fit: {len(dataset)} rows to evaluate do not fill a batch of {self.batch}, which a loss "
                              f"function needs; hold out more, or give the inputs fewer rows")

@@ -162,7 +162,7 @@ def _period(inputs, batch):
         return 1
     batch = whole(batch, "fit: batch")
     if batch < 1 or batch % rows:
-        raise ParamError(f"fit: batch {batch!r} is no multiple of the {rows} rows of {describe(first)}")
+        raise ParamError(f"fit: batch {batch!r} is not a multiple of the {rows} rows of {describe(first)}")
     return batch // rows
 
 

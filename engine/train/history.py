@@ -1,4 +1,4 @@
-"""What a training was like: numbers by step and by epoch, and their picture."""
+"""The history of a training: numbers by step and by epoch, and their plot."""
 import base64
 import dataclasses
 import math

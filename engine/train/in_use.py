@@ -1,4 +1,4 @@
-"""Memory that each thread trains or evaluates with: what one of them writes is of no other.
+"""Memory for training and evaluation, separate for each thread.
 
     fit                     writes inputs and parameters, reads the other leaves
     evaluate, predict       write inputs, read the other leaves

@@ -1,4 +1,4 @@
-"""Losses: a scalar of results and labels as nodes, and the same number on the host for rows that are looked at only.
+"""Losses: as nodes of a graph, and the same number on the host for rows that are only evaluated.
 
     cross_entropy   mean over rows of -log softmax(outputs)[label]; labels: class numbers, or shares of the classes
     mse             mean of (outputs - labels)^2                    labels: numbers of the shape of outputs
@@ -97,7 +97,7 @@ def targets(loss, labels, shape):
             raise ShapeError(f"labels of shape {labels.shape} do not name a class for each row of outputs {shape}")
         if ids.size and not 0 <= ids.min() <= ids.max() < n_classes:
             wrong = ids[(ids < 0) | (ids >= n_classes)][0]
-            raise IndexRangeError(f"label {wrong} is no class: outputs {shape} have classes 0 to {n_classes - 1}; "
+            raise IndexRangeError(f"label {wrong} is not a class: outputs {shape} have classes 0 to {n_classes - 1}; "
                                   f"leave such rows out of the dataset")
         shares = np.zeros((ids.size, n_classes), np.float32)
         shares[np.arange(ids.size), ids.astype(int)] = 1

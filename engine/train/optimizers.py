@@ -1,4 +1,4 @@
-"""Optimisers: which settings a step has, which state a parameter needs, and the node that makes the step."""
+"""Optimisers: their settings, the state that a parameter needs, and the node that makes a step."""
 import dataclasses
 import numbers
 from collections.abc import Callable

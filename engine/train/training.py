@@ -1,4 +1,4 @@
-"""A network with gradients and an optimiser: the four graphs of a training.
+"""Training: the four graphs of a network with gradients and an optimiser.
 
     forward      outputs and loss                             evaluation
     first        loss, classes, and gradients copied to where they are summed
@@ -155,7 +155,7 @@ class Training(Evaluator):
             if w.op in VIEW_OPS and w.view_src is not None:
                 raise ParamError(f"fit: the parameter {describe(w)} is a view of {describe(w.base)}: mark that")
             if w.op != OP.NONE or not w.flags & FLAG_PARAM:
-                raise ParamError(f"fit: {describe(w)} is no parameter; mark a leaf with gg.set_param")
+                raise ParamError(f"fit: {describe(w)} is not a parameter; mark a leaf with gg.set_param")
             if w.buffer is None:
                 raise NotAllocated(f"fit: the parameter {describe(w)} has no values; give it some, gg.from_numpy")
         return chosen
@@ -209,7 +209,7 @@ class Training(Evaluator):
             if not _is_finite(w):
                 raise NotFinite(f"step {number} left {describe(w)} with values that are not finite; use a smaller "
                                 f"learning rate and start from the last checkpoint or new values" if number else
-                                f"{describe(w)} holds values that are not finite before the first step; set it anew")
+                                f"{describe(w)} holds values that are not finite before the first step; set it again")
 
     def culprit(self):
         """Text that says where the first value that is not finite appeared."""

@@ -1,4 +1,4 @@
-"""Sparse attention by blocks of positions (MiniMax M3): a group of heads looks at the blocks that its indexer picks.
+"""Sparse attention by blocks of positions (MiniMax M3): an indexer selects the blocks for each group of heads.
 
     q       = rope(norm(Wq n)) of every group, k = rope(norm(Wk n)), one head, kept in a cache of its own
     score   = max over the positions of a block of q[group] . k, where the token sees them

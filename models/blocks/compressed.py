@@ -1,4 +1,4 @@
-"""Attention over the last tokens as they are, and over all before as one key for each run of them (DeepSeek V4).
+"""Attention over the last tokens and over summaries of all earlier tokens, one key for each group (DeepSeek V4).
 
     q = rope(Wqb norm(Wqa n)) of every head, divided by its RMS;  k = v = rope(norm(Wkv n)), one head
     c, s    = Wc n, Ws n + e[place in the run]              of every token, kept in a cache of their own

@@ -1,4 +1,4 @@
-"""Attention of a decoder over what an encoder made of another text (T5), and the layer that has it.
+"""Cross-attention of a decoder over the output of an encoder (T5), and the layer that contains it.
 
     k, v    = Wk e, Wv e of the encoder's results e, computed once for a text and kept whole
     result  = Wo softmax(q K^T + mask) V,  q = Wq n

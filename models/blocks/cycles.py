@@ -1,4 +1,4 @@
-"""Two stacks of layers over one text (HRM Text), a low and a high one, each passed several times.
+"""Two stacks of layers (HRM Text), a low and a high one, each of which runs several times over the same text.
 
     high = embeddings, low = a learned vector
     n_high times:   n_low times  low = norm(low stack(high + low))

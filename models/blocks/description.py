@@ -1,4 +1,4 @@
-"""What a network is: blocks in their order, and what comes before and after them.
+"""The description of a network: its blocks in order, and what comes before and after them.
 
     x = scale embd[ids] (+ positions) (normed)
     x = frame.before(x)

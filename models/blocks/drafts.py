@@ -1,4 +1,4 @@
-"""Small networks that guess what a larger one, their target, will write; they read values of its layers.
+"""Draft networks: small networks that predict the tokens of a larger one, their target, from values of its layers.
 
     EAGLE-3     f = Wfc [h_a | h_b | h_c]                   inputs of three layers of the target at a token
                 x = f + attention [norm(embd[next]) | norm(f)],  h = x + feed_forward(norm x)

@@ -1,4 +1,5 @@
-"""What only Gemma 3n and 4 have: embeddings for every layer, several streams (AltUp), experts beside a dense network.
+"""Parts that only Gemma 3n and 4 have: embeddings for every layer, several streams (AltUp), experts beside a dense
+network.
 
     per layer   e = (sqrt(n) E[ids] + norm(Wm x / sqrt(n_embd))) / sqrt(2)              [n] of every layer
                 x + norm(Wp (gelu(Wg x) * e[layer]))

@@ -1,4 +1,4 @@
-"""GroveMoE: experts, and small ones ("adjugate"), one for each group of n_each experts.
+"""GroveMoE: experts, with one small expert ("adjugate") for each group of n_each experts.
 
     y       = experts(m), as in moe.py
     ids     = the n_used largest of the router's s(m), each over n_each, rounded down; an id may stand there twice

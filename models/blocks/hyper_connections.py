@@ -1,4 +1,5 @@
-"""Several residual streams in place of one (hyper-connections): each piece reads a mix of them, and is added to all.
+"""Several residual streams instead of one (hyper-connections): each block reads a mix of them, and its result is
+added to all.
 
     x [n_embd, n_streams, n_tokens]
     mixes   = F rms_norm(x of all streams)

@@ -1,4 +1,4 @@
-"""The lightning indexer of sparse attention (DeepSeek 3.2): a small attention that says which keys a token looks at.
+"""The lightning indexer of sparse attention (DeepSeek 3.2): a small attention that selects the keys for each token.
 
     q       = rope(Wq c) of every head, c the low-rank vector of the queries
     k       = rope(layer_norm(Wk n)), one head, kept in a cache of its own

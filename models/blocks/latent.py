@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek 2 and 3): keys and values of all heads come out of one short vector per token.
+"""Multi-head latent attention (DeepSeek 2 and 3): one short vector per token yields the keys and values of all heads.
 
     q = Wq n, or Wqb norm(Wqa n);    every head [nope | rope], the last part is rotated
     c, r = Wkva n                    c: latent, normed;  r: rotated, shared by all heads

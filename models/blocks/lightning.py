@@ -1,4 +1,4 @@
-"""MiniMax 01: lightning attention, which is linear attention with a fixed decay for each head, and its layers.
+"""Lightning attention (MiniMax 01): linear attention with a fixed decay for each head, and its layers.
 
     q, k, v = silu(W n), of every head side by side
     S       = decay S + k v^T,   o = q S;     decay = exp(-slope of the head (1 - i / (n_layer - 1) + 1e-5)) in layer i

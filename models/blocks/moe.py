@@ -1,4 +1,4 @@
-"""The feed-forward of a mixture of experts: a router picks n_used experts for every token.
+"""The feed-forward network of a mixture of experts: a router selects n_used experts for every token.
 
     s       = Wr m                                              [n_expert, n_tokens]
     p       = softmax(s), sigmoid(s), or sqrt(softplus(s))

@@ -1,4 +1,4 @@
-"""A layer behind the network that guesses the token after the next (multi-token prediction).
+"""Multi-token prediction: a layer after the network that predicts the token after the next.
 
     x = Weh [norm(embd[t]) | norm(h)]       t: a token, h: the network's last state, normed, before it
     h' = norm(block(x))                     which is the h of the guess after that

@@ -1,4 +1,4 @@
-"""An indexer of pools (GLM 5 Next): tokens look at whole runs of neighbours, which are picked by one key for each run.
+"""An indexer of pools (GLM 5 Next): it selects whole groups of neighbouring tokens by one key for each group.
 
     k, c    = layer_norm(Wk n), Wc n                        kept in a cache of their own
     pooled  = sum over a pool's tokens of softmax(c + e) k, e by the place in the pool

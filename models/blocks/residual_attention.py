@@ -1,6 +1,6 @@
-"""Attention over residuals (Kimi K3): mixers and feed-forwards read a weighted sum of what earlier layers left.
+"""Attention over residuals (Kimi K3): each layer reads a weighted sum of the outputs of earlier layers.
 
-    kept    = [x before layers 0, n, 2n, ...]           after each of these x begins anew with the mixer's result
+    kept    = [x before layers 0, n, 2n, ...]           after each of these x begins again with the mixer's result
     s       = r . rms_norm(y) for every y of kept and x;   p = softmax(s)
     mixed   = sum p y
     layer   : x += mixer(norm mixed(x)),  x += feed_forward(norm mixed(x))

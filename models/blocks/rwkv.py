@@ -1,4 +1,5 @@
-"""RWKV 6 and 7: a state per head that fades, in 7 also rewritten along directions.  arXiv 2404.05892, 2503.14456.
+"""RWKV 6 and 7: a decaying state for each head, which version 7 also rewrites along directions.  arXiv 2404.05892,
+2503.14456.
 
     every input is a mix of this token's x and the last one's, x + (x' - x) mu
     RWKV 7

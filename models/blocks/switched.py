@@ -1,4 +1,4 @@
-"""Adapters in the file of which tokens of the text pick one (Granite Switch): slot 0 changes nothing.
+"""Adapters in the model's file that special tokens of the text select (Granite Switch); slot 0 changes nothing.
 
     y = W x + B[slot] (A[slot] x)       slot of a token: that of the adapter's token before it, or its own
 

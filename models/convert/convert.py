@@ -132,7 +132,7 @@ def _of_file(path, out, kind, force, progress):
 
 @contextlib.contextmanager
 def _silent(name):
-    """Context in which the loggers of that package report errors alone."""
+    """Context in which the loggers of that package report only errors."""
     logger = logging.getLogger(name)
     before, logger.level = logger.level, logging.ERROR
     try:

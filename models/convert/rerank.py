@@ -1,4 +1,4 @@
-"""Rerankers of Hugging Face folders: where their classifier goes, and what the metadata say of it.
+"""Rerankers of Hugging Face folders: the names of their classifier's tensors, and their metadata.
 
     bert.pooler.dense, classifier                   BERT            \\
     classifier.dense, classifier.out_proj           RoBERTa          >  cls, cls.norm, cls.output

@@ -66,7 +66,7 @@ def by_groups(x, n_groups, sizes):
 
 
 def rows(name, x, view):
-    """ConvertedTensor of a view that orders the rows of x anew, or takes some of them."""
+    """ConvertedTensor of a view that orders the rows of x again, or takes some of them."""
     return ConvertedTensor(name, (view.size // max(1, x[:1].size), *x.shape[1:]), (view,))
 
 

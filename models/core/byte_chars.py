@@ -1,4 +1,4 @@
-"""GPT-2's way to write bytes as text: visible characters of Latin-1 are themselves, others are U+0100 onwards."""
+"""GPT-2's mapping of bytes to characters: visible characters of Latin-1 map to themselves, others to U+0100 onwards."""
 
 
 def _byte_of_char():

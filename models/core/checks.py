@@ -1,4 +1,4 @@
-"""Arguments as users give them: checked once, here, with errors that name the argument and what it should be."""
+"""Checks of users' arguments, with errors that name the argument and the values it may have."""
 import math
 import operator
 import os

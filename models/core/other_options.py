@@ -1,4 +1,4 @@
-"""Options as other libraries call them: one table for each kind of call.
+"""Names that other libraries use for ggjit's options: one table for each kind of call.
 
     max_new_tokens=64       n_predict=64                    transformers; the same meaning: taken
     do_sample=False         temp=0                          taken

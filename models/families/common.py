@@ -1,4 +1,5 @@
-"""What families share: attention whose heads all rotate alike, and networks of one block in every layer."""
+"""Code that families share: attention with the same RoPE in every head, and networks with the same block in every
+layer."""
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.hparams import LONG, ROPE_KINDS

@@ -1,6 +1,6 @@
-"""DeepSeek 2 to 3.2, Mistral 4, GLM 5 and dots 3 Note: latent attention, some dense layers, then experts with a shared
-one; from DeepSeek 3.2 on an indexer picks the keys that a token looks at.  MiniCPM 3: latent attention and dense
-layers."""
+"""DeepSeek 2 to 3.2, Mistral 4, GLM 5 and dots 3 Note: latent attention; the first layers are dense, the others have
+experts, among them a shared one for every token.  From DeepSeek 3.2 on, an indexer selects the keys that a token
+attends to.  MiniCPM 3: latent attention and dense layers."""
 import dataclasses
 import math
 

@@ -1,4 +1,5 @@
-"""Networks that guess for a larger one: load_model gives a Drafter of such files, which `speculative=` takes."""
+"""Draft models, which propose tokens for a larger model. load_model returns a Drafter for such a file, the value of
+`speculative=`."""
 import numpy as np
 
 from ggjit.models.blocks.attention import Attention

@@ -1,6 +1,5 @@
-"""Encoders: every token sees every other, or those near it.  BERT (MiniLM and kin), NomicBERT, Jina BERT 2 and 3,
-ModernBERT, NeoBERT, EuroBERT, EmbeddingGemma, LLaMA as an encoder, T5's encoder.
-"""
+"""Encoders: every token attends to all tokens, or to those near it.  BERT (also MiniLM), NomicBERT, Jina BERT 2 and 3,
+ModernBERT, NeoBERT, EuroBERT, EmbeddingGemma, LLaMA as an encoder, T5's encoder."""
 import math
 
 from ggjit.models.blocks.attention import Attention

@@ -1,4 +1,5 @@
-"""Decoders of experts: some dense layers first, then a router's choice, mostly beside an expert that all tokens pass.
+"""Mixtures of experts: the first layers are dense; in the others a router selects experts for each token, and in most
+models one more expert computes every token.
 
 DeepSeek 1 and its OCR model, dots1, GLM 4.5, Ling (bailingmoe), ERNIE 4.5, MiniMax M2, Hunyuan, Phi 3.5 MoE, DBRX,
 Grok, LLaMA 4, HY V3, MiniMax M3, Arctic, Grove, and the experts of EXAONE, Arcee (afmoe) and Cohere.

@@ -1,6 +1,8 @@
-"""Gemma 1 to 4: embeddings times sqrt(n_embd), a GELU gate; from 2 on norms before and after, windows and soft caps.
+"""Gemma 1 to 4: embeddings are multiplied by sqrt(n_embd), and the gate is GELU.  From Gemma 2 on, layers have norms
+before and after each block, sliding windows and soft caps.
 
-From 3n on tokens have embeddings for every layer (blocks/gemma.py), and the last layers read keys of earlier ones.
+From Gemma 3n on, each token has an embedding for every layer (blocks/gemma.py), and the last layers read the keys of
+earlier layers.
 """
 import math
 

@@ -1,4 +1,4 @@
-"""Granite Switch: Granite with adapters in its file, which tokens of the text switch on."""
+"""Granite Switch: Granite whose file includes adapters; special tokens in the text switch them on."""
 import math
 
 import numpy as np

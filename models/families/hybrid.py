@@ -1,4 +1,4 @@
-"""Decoders that mix attention with states: Nemotron H, Falcon H1, Jamba, LFM2 with experts, PLaMo 2,
+"""Decoders with attention layers and recurrent layers: Nemotron H, Falcon H1, Jamba, LFM2 with experts, PLaMo 2,
 MiniMax 01."""
 import dataclasses
 

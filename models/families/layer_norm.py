@@ -1,5 +1,5 @@
-"""With layer norms: GPT-2, GPT-J, GPT-NeoX, StarCoder, Falcon, Phi 2, StableLM, Command R, BLOOM, OLMo, Nemotron, MPT,
-Jais 1 and 2, CodeShell, Orion."""
+"""Decoders with layer norms: GPT-2, GPT-J, GPT-NeoX, StarCoder, Falcon, Phi 2, StableLM, Command R, BLOOM, OLMo,
+Nemotron, MPT, Jais 1 and 2, CodeShell, Orion."""
 import functools
 
 from ggjit.models.blocks.attention import Attention

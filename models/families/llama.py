@@ -1,5 +1,5 @@
-"""LLaMA and those that change one thing of it: Mistral and Mixtral (llama too), Granite, SmolLM3, Qwen 2, BitNet,
-Nanbeige, HRM Text, and Deci (Nemotron).
+"""LLaMA, and models that differ from it in one thing: Mistral and Mixtral (architecture llama), Granite, SmolLM3, Qwen
+2, BitNet, Nanbeige, HRM Text, and Deci (Nemotron).
 
     x += Wo attention(rope(Wq n), rope(Wk n), Wv n),  n = rms_norm(x) * g
     x += Wdown (silu(Wgate m) * Wup m),               m = rms_norm(x) * h

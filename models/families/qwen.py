@@ -1,4 +1,4 @@
-"""Qwen 3, also VL, and the Qwens with experts."""
+"""Qwen 3 and Qwen 3 VL, and the Qwen models with experts."""
 import dataclasses
 
 from ggjit.models.blocks.attention import Attention

@@ -1,4 +1,5 @@
-"""Decoders with states instead of a cache, or beside one: Mamba, RWKV 6 and 7, LFM2, Granite hybrid, Qwen 3 Next."""
+"""Decoders with recurrent states, instead of a KV cache or in addition to it: Mamba, RWKV 6 and 7, LFM2, Granite
+hybrid, Qwen 3 Next."""
 import dataclasses
 
 from ggjit.models.blocks.attention import Attention

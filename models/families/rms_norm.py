@@ -1,6 +1,6 @@
 """Decoders with RMS norms that differ from LLaMA in more than one thing: Phi 3, OLMo 2, GLM 4, gpt-oss, Mistral 3,
-MiniCPM, Apertus, EXAONE 4; and those that differ in RoPE's pairs or an option only: InternLM 2, EXAONE, Seed OSS, ERNIE
-4.5, Arcee, OLMoE, Hunyuan, Baichuan, ChatGLM, Qwen 1 and 2 VL, PLaMo 1 and 3, Refact, XVERSE, Pangu, Maincoder,
+MiniCPM, Apertus, EXAONE 4.  Others differ only in the pairs of RoPE or in an option: InternLM 2, EXAONE, Seed OSS,
+ERNIE 4.5, Arcee, OLMoE, Hunyuan, Baichuan, ChatGLM, Qwen 1 and 2 VL, PLaMo 1 and 3, Refact, XVERSE, Pangu, Maincoder,
 OpenELM, PLM, Talkie, Muse Glimmer, PaddleOCR, CogVLM, Chameleon."""
 import dataclasses
 import math

@@ -1,5 +1,5 @@
 """Decoders with several residual streams (models/blocks/hyper_connections.py): HY V4, with DeepSeek's latent attention;
-GLM 5 Next, with Kimi's delta rule in most layers; DeepSeek 4, whose attention sees old tokens in runs."""
+GLM 5 Next, with Kimi's delta rule in most layers; DeepSeek 4, which attends to summaries of groups of old tokens."""
 import dataclasses
 import math
 

@@ -1,4 +1,5 @@
-"""T5, an encoder and a decoder: models/networks/texts/t5.py.  Biases by relative position, no RoPE, no scale."""
+"""T5, an encoder with a decoder (models/networks/texts/t5.py): biases by relative position, no RoPE, unscaled
+attention."""
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.cross import CrossAttention, CrossBlock
 from ggjit.models.blocks.description import Description

@@ -1,5 +1,5 @@
-"""Decoders with windows on some layers, mostly of experts: Mellum 2, SmallThinker, MiMo 2, Step 3.5, Laguna, Granite,
-Maple, Spark 2.5."""
+"""Decoders with sliding windows in some layers, most of them with experts: Mellum 2, SmallThinker, MiMo 2, Step 3.5,
+Laguna, Granite, Maple, Spark 2.5."""
 import dataclasses
 
 from ggjit.models.blocks.attention import Attention

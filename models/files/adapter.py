@@ -1,4 +1,4 @@
-"""LoRA adapters: low-rank matrices beside weights that stay as they are, in llama.cpp's GGUF format.
+"""LoRA adapters in llama.cpp's GGUF format: low-rank matrices beside unchanged weights.
 
     y = W x + scale alpha / rank  B (A x)
 
@@ -108,8 +108,8 @@ def read_adapter(path, scale, model, device):
     file = GGUFFile(path)
     kind = [file.get(key, None, str) for key in ("general.type", "adapter.type")]
     if kind != ["adapter", "lora"]:
-        raise BadFile(f"{path} is no LoRA adapter: general.type is {kind[0]!r}, adapter.type {kind[1]!r}; convert it "
-                      f"with llama.cpp's convert_lora_to_gguf.py, or make one with ggjit finetune")
+        raise BadFile(f"{path} is not a LoRA adapter: general.type is {kind[0]!r}, adapter.type {kind[1]!r}; convert "
+                      f"it with llama.cpp's convert_lora_to_gguf.py, or make one with ggjit finetune")
     if file.arch != model.arch:
         raise ModelError(f"{path} is an adapter for the architecture {file.arch!r}, {model.path} is {model.arch!r}; "
                          f"use the model it was trained on")
@@ -135,7 +135,7 @@ def _paired(file):
     """Names of the weights that a file has both matrices for.  Errors: BadFile."""
     odd = [name for name in file.tensors if not name.endswith((LOW, UP))]
     if odd:
-        raise BadFile(f"{file.path}: {_few(odd)} are no matrices of a LoRA adapter (NAME{LOW}, NAME{UP}); convert it "
+        raise BadFile(f"{file.path}: {_few(odd)} are not matrices of a LoRA adapter (NAME{LOW}, NAME{UP}); convert it "
                       f"again without them")
     names = [name.removesuffix(LOW) for name in file.tensors if name.endswith(LOW)]
     alone = {name.removesuffix(UP) for name in file.tensors if name.endswith(UP)} ^ set(names)

@@ -1,4 +1,4 @@
-"""A reader of whisper.cpp's binary forms that never leaves the file."""
+"""A bounded reader of whisper.cpp's binary files."""
 import struct
 
 from ggjit.ops.core.errors import BadFile

@@ -1,4 +1,4 @@
-"""Control vectors: what is added to the output of each layer, so that texts lean to one side, in llama.cpp's format.
+"""Control vectors in llama.cpp's format: they are added to the output of each layer and steer the text.
 
     x = layer(x) + strength d[layer]
 
@@ -55,13 +55,13 @@ def load_control_vector(path):
     """
     file = GGUFFile(path)
     if file.arch != ARCH:
-        raise BadFile(f"{path} is no control vector: general.architecture is {file.arch!r}, expected {ARCH!r}; make "
+        raise BadFile(f"{path} is not a control vector: general.architecture is {file.arch!r}, expected {ARCH!r}; make "
                       f"one with ggjit.models.make_control_vector")
     found = {}
     for name, t in file.tensors.items():
         number_ = name.removeprefix(NAME)
         if not name.startswith(NAME) or not number_.isdecimal() or not int(number_):
-            raise BadFile(f"{path}: tensor {name!r} is no direction of a layer from 1 on; make the file again")
+            raise BadFile(f"{path}: tensor {name!r} is not a direction of a layer from 1 on; make the file again")
         a = np.frombuffer(file.tensor_bytes(name), np.float32).copy() if t.type is F32 else np.float32([np.nan])
         if t.ne[0] != a.size or not np.isfinite(a).all():
             raise BadFile(f"{path}: {name!r} is {t.type!r} {list(t.ne)}, expected finite F32 numbers of one layer; "

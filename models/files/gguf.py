@@ -1,4 +1,4 @@
-"""GGUF files: a bounded reader.  A file is judged whole before anything of it is used.
+"""GGUF files: a bounded reader.  It checks the whole file before it returns anything.
 
         0        4         8            16          24
         "GGUF" | version | n_tensors  | n_kv      | n_kv entries: key, value type, value
@@ -235,21 +235,26 @@ class GGUFFile:
 
     Of a model in several files, the path is that of the first; `.parts` has all of them, this one first.
 
-    `.state`: the os.stat_result of the file when it was mapped, None of bytes in memory.
+    `.state`: the os.stat_result of the file when it was mapped, None of bytes in memory.  `.stored`: the file without
+    parts that lie in memory alone (`with_part`).
 
     Raises BadFile (what, where, remedy) for anything a loader could not use safely; a file that came through here has
     every tensor inside it, aligned, whole in blocks and apart from the others.  The pages are shared with every process
     that maps the file; shortening the file while it is mapped kills readers (SIGBUS), as with any mapped file.
     """
 
-    state, _others = None, ()
+    state, _others, _stored = None, (), None
 
     def __init__(self, path):
-        path = os.fspath(path)
-        data, self.state = map_file(path)
-        self._load(data, path)
+        self._open(path)
         if self.metadata.get(SPLIT_COUNT, 1) != 1:
             self._join()
+
+    def _open(self, path):
+        path = os.fspath(path)
+        data, self.state = map_file(path)
+        self._absolute = os.path.abspath(path)          # a later os.chdir changes what `path` means
+        self._load(data, path)
 
     @classmethod
     def from_bytes(cls, data, source="<bytes>"):
@@ -307,19 +312,27 @@ class GGUFFile:
         return f"GGUFFile({self.path!r}, {len(self.metadata)} keys, {len(self.tensors)} tensors)"
 
     def __reduce__(self):
-        """A pickle, or a copy, opens the path anew.  Errors: TypeMismatch for bytes in memory."""
+        """A pickle, or a copy, opens the path again.  Errors: TypeMismatch for bytes in memory."""
+        if self._stored is not None:
+            raise TypeMismatch(f"{self.path} was quantised: the new matrices lie in memory alone, and are not pickled "
+                               f"or copied with it; pass the path on, and quantise there, or write them with `ggjit "
+                               f"quantize`")
         if self.state is None:
             raise TypeMismatch(f"{self.path} was read from bytes in memory, which are not pickled or copied with it; "
                                f"pass the bytes on, and read them there with GGUFFile.from_bytes")
-        return type(self), (os.path.abspath(self.path),)
+        return type(self), (self._absolute,)
 
     def with_part(self, part, tensors):
         """This file, of the same mapping, with one more part, whose `tensors` {name: TensorInfo} take the place of its
         own."""
         other = type(self).__new__(type(self))
-        vars(other).update(vars(self), _others=(*self._others, part), read_keys=set(),
+        vars(other).update(vars(self), _others=(*self._others, part), _stored=self.stored, read_keys=set(),
                            tensors=MappingProxyType({**self.tensors, **tensors}))
         return other
+
+    @property
+    def stored(self):
+        return self._stored or self
 
     @property
     def parts(self):

@@ -1,4 +1,4 @@
-"""Importance matrices: how much each column of each matrix matters, measured on a text (`ggjit imatrix`).
+"""Importance matrices: the importance of each column of each matrix, measured on a text (`ggjit imatrix`).
 
     sums[i, j] = sum over rows x that matrix i was multiplied with of x[j]^2        importance = sums / counts
 

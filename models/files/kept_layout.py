@@ -70,7 +70,7 @@ class KeptLayout:
 
     def open(self):
         """The layout, a uint8 array over mapped pages that cannot be written; None where it is not kept."""
-        with contextlib.suppress(cache_files.Unusable, OSError):         # it is made anew
+        with contextlib.suppress(cache_files.Unusable, OSError):         # it is made again
             file = cache_files.open_own(self.path)
             if file is None:
                 return None
@@ -161,7 +161,7 @@ def entries():
 
 
 def _facts_in(file):
-    """What a file says, None where it is none of ours."""
+    """The facts of a file; None if ggjit did not write it."""
     head = file.read(FIRST)
     if not head.startswith(_MAGIC) or len(head) < FIRST:
         return None

@@ -1,4 +1,4 @@
-"""Tensors of a file as leaves over the mapped file: nothing is copied or read ahead.
+"""Tensors of a file as leaves over the mapped file.  Nothing is copied or read ahead.
 
     tensors = load_safetensors("model.safetensors")         {name: Tensor}
     tensors, metadata = load_gguf("model.gguf")
@@ -89,7 +89,7 @@ def _header(path, data):
     try:
         header = parse_json(bytes(data[8:8 + n]))
     except ValueError as e:
-        raise _bad(path, f"the header is no JSON: {e}") from None
+        raise _bad(path, f"the header is not JSON: {e}") from None
     if not isinstance(header, dict):
         raise _bad(path, f"the header is a {type(header).__name__}, not an object")
     return header, 8 + n

@@ -1,4 +1,4 @@
-"""A file as memory: its bytes are mapped, read when they are first used, and given back.
+"""A file mapped into memory: the system reads its bytes at first use, and they can be released.
 
     data, state = map_file("model.gguf")    uint8 [bytes of the file], and what os.stat says of it
     give_back(data[first:end])              these pages are taken from the file again when they are read
@@ -39,7 +39,7 @@ def map_file(path):
                               f"use, or raise the limit (ulimit -d, ulimit -v)") from e
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
     except ValueError as e:             # a null byte or a lone surrogate
-        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
+        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is not a path of a file: {e}") from None
 
 
 def map_private(path):

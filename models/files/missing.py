@@ -1,5 +1,5 @@
-"""What to say of a path where no model file is: a web address, a name of the Hugging Face hub, a folder, a wrong name.
-"""
+"""Error messages for a path without a model file: a web address, a name of the Hugging Face hub, a folder, a wrong
+name."""
 import os
 import re
 

@@ -1,4 +1,4 @@
-"""Which type each tensor gets when a model is quantised: llama-quantize's mixtures.
+"""llama-quantize's mixtures: the type of each tensor when a model is quantised.
 
     "Q4_K_M"  ->  base type Q4_K; attn_v and ffn_down of some layers Q6_K, the output matrix Q6_K, norms as they are
 
@@ -169,7 +169,7 @@ class _Rules:
         if info.ne[0] % t.block == 0:
             return t
         if t.name not in SHORTER_BLOCKS and t.block > 32:
-            raise ParamError(f"{self.path}: tensor {info.name!r}: rows of {info.ne[0]} are no multiple of {t!r}'s "
+            raise ParamError(f"{self.path}: tensor {info.name!r}: rows of {info.ne[0]} are not multiples of {t!r}'s "
                              f"block of {t.block}, and no other type stands in for it; give it one with --tensor-type")
         t = BY_NAME[SHORTER_BLOCKS.get(t.name, t.name)]
         return t if info.ne[0] % t.block == 0 else F16

@@ -1,4 +1,4 @@
-"""Weights that a worker finds in its own model files (`ggjit worker --models DIR`), by their content.
+"""Weights that a worker finds in its own model files by a hash of their content (`ggjit worker --models DIR`).
 
     driver   HAVE key, 4,194,304 bytes   ->   worker   tensors of its files that are as long, until one has that hash
 

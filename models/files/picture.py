@@ -1,4 +1,4 @@
-"""Pictures as arrays of uint8 (height, width, 3), and other sizes of them.
+"""Pictures as arrays of uint8 (height, width, 3), and their resizing.
 
     read_picture("cat.jpg")        FORMATS, by Pillow (pip install 'ggjit[images]'); of animations the first frame
     read_picture(array)            (h, w), (h, w, 1), (h, w, 3) or (h, w, 4): uint8, or floats from 0 to 1

@@ -1,4 +1,4 @@
-"""A model file with its matrices in another type: these lie in memory, all else stays in the mapped file.
+"""A model file with its matrices in another type: the matrices are in memory, the rest stays in the mapped file.
 
     file    header | norms | matrices ...           one more part, in memory    | matrices in the new type ...
 """
@@ -44,8 +44,8 @@ def quantized_file(file, type, keep=()):
     chosen = [i for i in file.tensors.values() if is_quantised(i, False) and i.type is not type
               and i.ne[0] % type.block == 0 and not any(p.search(i.name) for p in patterns)]
     if not chosen:
-        raise ParamError(f"{file.path}: no matrix would become {type!r}: all are, or have rows that are no multiple of "
-                         f"its block of {type.block}, or are kept")
+        raise ParamError(f"{file.path}: no matrix would become {type!r}: all are, or their rows are not multiples "
+                         f"of its block of {type.block}, or are kept")
     places, end = {}, 0
     for info in chosen:
         nbytes = info.nbytes // info.type.nbytes * info.type.block // type.block * type.nbytes
@@ -82,4 +82,4 @@ def _compiled(pattern):
     try:
         return re.compile(pattern)
     except re.error as e:
-        raise ParamError(f"quantize: keep={pattern!r} is no regular expression ({e})") from None
+        raise ParamError(f"quantize: keep={pattern!r} is not a regular expression ({e})") from None

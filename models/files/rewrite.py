@@ -197,7 +197,7 @@ def _patterns(tensor_types, file):
         try:
             compiled = re.compile(pattern)
         except (re.error, TypeError) as e:
-            raise ParamError(f"tensor type {pattern!r}: no regular expression ({e})") from None
+            raise ParamError(f"tensor type {pattern!r} is not a regular expression ({e})") from None
         if not any(compiled.search(name) for name in file.tensors):
             raise ParamError(f"{file.path}: no tensor's name has {pattern!r}{nearest(pattern, file.tensors)}; `ggjit "
                              f"info FILE` lists them")

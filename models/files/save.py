@@ -316,7 +316,7 @@ def _text(s, what, max_nbytes=None):
     try:
         raw = s.encode()
     except UnicodeEncodeError as e:
-        raise ParamError(f"{what} {s[:40]!r} is no Unicode text: {e.reason}") from None
+        raise ParamError(f"{what} {s[:40]!r} is not Unicode text: {e.reason}") from None
     if max_nbytes is not None and not 0 < len(raw) <= max_nbytes:
         raise ParamError(f"{what} {s[:40]!r} has {len(raw)} bytes, 1 to {max_nbytes} are allowed")
     return struct.pack("<Q", len(raw)) + raw

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms as Gemma hears: short frames, magnitudes, the natural logarithm.
+"""Gemma's log-mel spectrograms: short frames, magnitudes, the natural logarithm.
 
     samples, 160 zeros before them -> frames of 320, every 160 -> Hann window -> |DFT of 512| [257]
             -> mel filters -> ln(x + 0.001)

@@ -82,7 +82,7 @@ def _read_bytes(path):
     except OSError as e:
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
     except ValueError as e:             # a null byte in the path
-        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
+        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is not a path of a file: {e}") from None
 
 
 def read_silero(path):

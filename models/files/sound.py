@@ -1,5 +1,5 @@
-"""Recordings as float32 samples of one channel at 16 kHz, read where they are needed: ten hours take no more memory
-than ten seconds.
+"""Recordings as float32 samples of one channel at 16 kHz, read in parts: ten hours take no more memory than ten
+seconds.
 
     with_samples(array)       an array that is there
     open_sound("talk.wav")    WAV, mapped: PCM of 8, 16, 24, 32 bits, float of 32, 64
@@ -162,7 +162,7 @@ def open_sound(path):
     except OSError as e:
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
     except ValueError as e:                 # a null byte in the path
-        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
+        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is not a path of a file: {e}") from None
     if start[:4] == b"RIFF" and start[8:] == b"WAVE":
         wav = _wav(path)
         if wav is not None:

@@ -1,4 +1,4 @@
-"""WAV files as samples for models that listen."""
+"""Reads WAV files as samples for speech models."""
 import os
 import wave
 

@@ -12,7 +12,6 @@ Every count is compared with what is left of the file before it is used.  Values
     tokenizer.ggml.tokens: texts without the special tokens, bytes as GPT-2 writes them
 """
 import math
-import os
 import struct
 from array import array
 from collections.abc import Sequence
@@ -30,7 +29,6 @@ from ggjit.models.files.gguf import (
     GGUFFile,
     TensorInfo,
 )
-from ggjit.models.files.mapped_file import map_file
 from ggjit.models.files.save import encoded
 from ggjit.ops.core.types import TYPE_INFO
 
@@ -62,7 +60,7 @@ _ALIGNMENT_HEADS = {
 
 
 def known_alignment_heads(n_encoder, n_decoder, width, n_vocab):
-    """int32 [layer, head, layer, head, ...] of a published model; empty where it is none of them."""
+    """int32 [layer, head, layer, head, ...] of a published model; empty for other models."""
     pairs = _ALIGNMENT_HEADS.get((n_encoder, n_decoder, width, n_vocab), ())
     return np.array(pairs, np.int32).reshape(-1)
 
@@ -81,9 +79,7 @@ class WhisperFile(GGUFFile):
     """A .bin, mapped and checked; `.tensors`, `.metadata` and the rest as a GGUFFile's.  Errors: BadFile."""
 
     def __init__(self, path):
-        path = os.fspath(path)
-        data, self.state = map_file(path)
-        self._load(data, path)
+        self._open(path)
 
     def _load(self, data, source):
         self.path, self._data, self.read_keys = source, data, set()
@@ -121,7 +117,7 @@ class WhisperFile(GGUFFile):
         at = c.take(4 * n_mels * n_bins, "the mel filters")
         filters = np.frombuffer(c.data, "<f4", n_mels * n_bins, at)
         if not np.isfinite(filters).all():
-            c.fail("the mel filters hold values that are no numbers")
+            c.fail("the mel filters hold values that are not numbers")
         return filters
 
     def raw_value(self, key):

@@ -1,4 +1,4 @@
-"""Networks on the engine, from a file to what is done with them.
+"""Networks: from a model file to its results.
 
     parts/              caches, graphs and pooling of networks that read texts
     placement/          which device a weight lies on, and in which layout

@@ -1,4 +1,5 @@
-"""Many texts through one model: in parts, here or on the workers of a cluster, and on where it stopped.
+"""Many texts through one model: in parts, on this machine or on the workers of a cluster; a run that stopped can
+continue.
 
     texts     | 0 .. 31 | 32 .. 63 | 64 .. 95 | ...        each part is a task; a worker loads the model once
     keep/     | 0.npy   | 1.npy    |          | ...        parts that are done: a second call computes the others
@@ -207,7 +208,7 @@ def _stamp(path):
 
 @functools.lru_cache(maxsize=16)
 def _hashed(path, size, *changed):
-    """The hash of the file's contents, computed anew when the file was changed."""
+    """The hash of the file's contents, computed again when the file was changed."""
     with open(path, "rb") as f:
         return f"{size}-{hashlib.file_digest(f, functools.partial(hashlib.blake2b, digest_size=16)).hexdigest()}"
 

@@ -1,5 +1,5 @@
-"""What a model makes of a text, in chunks of n_ctx tokens: perplexity, KL divergence from a better model, and how much
-each column of each matrix matters (an importance matrix).
+"""Evaluation of a model on a text, in chunks of n_ctx tokens: perplexity, KL divergence from a better model, and
+the importance of each column of each matrix (an importance matrix).
 
     chunk   t0 t1 ... t[n/2] | t[n/2+1] ... t[n-1]      t0 becomes the beginning-of-text token, where a model has one
             read only          predicted: -log p of each, given all before it

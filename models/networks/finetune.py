@@ -1,4 +1,4 @@
-"""LoRA: training of an adapter beside the frozen, also quantised, weights of a GGUF model, within a number of bytes.
+"""LoRA training: an adapter beside the frozen, also quantised, weights of a GGUF model, within a memory limit.
 
     file -> load_model(lora=[new adapter]) -> TokenLoss -> ggjit.train's loop over A and B -> adapter.gguf
 
@@ -133,7 +133,7 @@ class _FittingTraining:
     def _too_few(self, limit, least):
         return gg.BudgetError(
             f"finetune: memory of {mib(limit)} is {mib(least - limit)} too little: the weights take "
-            f"{mib(self.network.weights.nbytes)}, and the process has {mib(resident_nbytes())} already; use {least} "
+            f"{mib(self.network.weights.nbytes)}, and the process has {mib(resident_nbytes())} already; use {least:,} "
             f"bytes or more, a shorter context, or fewer targets", least)
 
     def _peak(self):

@@ -1,4 +1,4 @@
-"""The best way to run a model within so much memory: planned, not tried.
+"""gg.fit: the best settings of a model within a memory limit, planned without trying them.
 
     found = fit("model.gguf", memory="8G")
     found.options                       # for load_model: context, batch, cache type, repacking, layers by device
@@ -22,6 +22,7 @@ import html
 import itertools
 import os
 
+from ggjit.alloc.plots import unit_of
 from ggjit.alloc.report import mib
 from ggjit.api.measure_memory import kernel_work_nbytes
 from ggjit.api.rematerialize import BudgetError
@@ -101,7 +102,7 @@ class Fit:
     @property
     def options(self):
         """Keyword arguments of load_model: the setting, and what `fit` was given besides."""
-        given = self._search.more | dataclasses.asdict(self.setting)
+        given = self._search.given | dataclasses.asdict(self.setting)
         del given["streamed"]
         return {name: value for name, value in given.items() if value is not None and not (name == "cpu_moe" and
                                                                                           not value)}
@@ -115,18 +116,19 @@ class Fit:
         """Bytes by context for each type of the cache, the limit, and the choice, on matplotlib axes."""
         plt = extra("matplotlib.pyplot", "plots")
         ax = plt.subplots(figsize=(7, 4))[1] if ax is None else ax
+        unit, name = unit_of(self.limit)
         for kind, points in self.frontier().items():
-            ax.plot([n for n, _ in points], [b / 1e9 for _, b in points], marker="o", markersize=3,
+            ax.plot([n for n, _ in points], [b / unit for _, b in points], marker="o", markersize=3,
                     label=f"{kind} cache")
-        ax.axhline(self.limit / 1e9, color="black", linestyle="--", linewidth=1)
-        ax.annotate(f"limit {self.limit / 1e9:.2f} GB", (0.01, self.limit / 1e9), xycoords=("axes fraction", "data"),
+        ax.axhline(self.limit / unit, color="black", linestyle="--", linewidth=1)
+        ax.annotate(f"limit {mib(self.limit)}", (0.01, self.limit / unit), xycoords=("axes fraction", "data"),
                     va="bottom")
-        ax.plot([self.setting.n_ctx], [self._running_nbytes / 1e9], marker="*", markersize=14, color="black",
+        ax.plot([self.setting.n_ctx], [self._running_nbytes / unit], marker="*", markersize=14, color="black",
                 linestyle="none", label="chosen")
-        ax.set(xlabel="context (tokens)", ylabel="memory of the process (GB)", title=os.path.basename(self.title))
+        ax.set(xlabel="context (tokens)", ylabel=f"memory once compiled ({name})", title=os.path.basename(self.title))
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(lambda n, _: f"{n:,.0f}")
-        ax.set_ylim(0, 1.15 * max(ax.get_ylim()[1], self.limit / 1e9))
+        ax.set_ylim(0, 1.15 * max(ax.get_ylim()[1], self.limit / unit))
         ax.legend(fontsize="small", frameon=False, loc="lower right")
         return ax
 
@@ -139,18 +141,20 @@ class Fit:
         return f"<Fit {self.setting}: {mib(self.nbytes)} of {mib(self.limit)}>"
 
     def _repr_html_(self):
-        rows = "".join(f"<tr><td style='text-align:left'>{html.escape(str(c.setting))}</td>"
-                       f"<td style='white-space:nowrap'>{mib(c.nbytes)}</td>"
-                       f"<td style='text-align:left'>{html.escape(c.why)}</td></tr>" for c in self.others)
+        left = "style='text-align:left'"
+        rows = "".join(f"<tr><td {left}>{html.escape(str(c.setting))}</td><td style='white-space:nowrap'>"
+                       f"{mib(c.nbytes)}</td><td {left}>{html.escape(c.why)}</td></tr>" for c in self.others)
         return (f"<b>{html.escape(self.title)}</b><p>{html.escape(str(self.setting))}: {mib(self.nbytes)} of "
-                f"{mib(self.limit)}</p><table><tr><th>not chosen</th><th>takes</th><th>why</th></tr>{rows}</table>")
+                f"{mib(self.limit)}</p><table><tr><th {left}>not chosen</th><th>takes</th><th {left}>why</th></tr>"
+                f"{rows}</table>")
 
 
 class _Search:
     """Candidates of one model, measured when they are asked for."""
 
     def __init__(self, file, limit, devices, n_threads, options):
-        self.file, self.limit, self.n_threads, self.more = file, limit, n_threads, options
+        self.file, self.limit, self.more, self.given = file, limit, options, options | {"n_threads": n_threads}
+        self.n_threads = default_threads() if n_threads is None else n_threads
         self.sizes = device_sizes(devices)
         self.measured, self._missing = {}, {}
         self.near = 0                           # the last number of layers that was found, as a place's number
@@ -249,8 +253,8 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
 
     model: a GGUF path, or a shape of `ggjit peak`; None: the small model of the package.  memory: bytes, or a text:
     "8G", "8GiB", "512 MB"; of everything that the process holds, Python included.  devices: {name: bytes} of GPUs for
-    layers.  n_ctx, n_batch, kv_type, repack: settings that are not to be changed.  options: others of load_model, such
-    as override_tensor.
+    layers.  n_ctx, n_batch, kv_type, repack: settings that are not to be changed.  n_threads, options: others of
+    load_model, such as override_tensor; `.options` has them, too.
     Nothing is allocated and no weight is read; what is proposed stays below the limit by what announcements may be off.
     Errors: BudgetError with `.minimum`, the least bytes that are enough; ParamError.
     """
@@ -261,7 +265,7 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
     if n_batch is not None:
         integer("n_batch", n_batch, 1, MOST)
     file = model_file(model)
-    search = _Search(file, limit, devices, default_threads() if n_threads is None else n_threads, options)
+    search = _Search(file, limit, devices, n_threads, options)
     with busy("planning settings"):
         return _found(search, n_ctx, n_batch, kv_type, repack)
 

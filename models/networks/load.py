@@ -34,7 +34,7 @@ NO_MODELS = {"adapter": "an adapter, which changes a model: load the model with 
 
 
 # {general.architecture: why it is not here}
-LEFT_OUT = {"qwen4exp": "llama.cpp's graph of it waits to be written anew and says that it is no reference, so there "
+LEFT_OUT = {"qwen4exp": "llama.cpp's graph of it is to be rewritten and says that it is no reference, so there "
                         "is nothing to compare a network with"}
 
 

@@ -1,4 +1,4 @@
-"""Which of several endings a model finds likeliest: HellaSwag, and multiple choice.
+"""HellaSwag and multiple choice: which of several endings a model finds most probable.
 
     score of an ending = mean of log p of its tokens, given the context         the largest is the model's choice
 
@@ -90,7 +90,7 @@ def read_tasks(path):
     for i in range(0, len(lines), LINES):
         context, answer, *endings = lines[i:i + LINES]
         if answer.strip() not in ("0", "1", "2", "3"):
-            raise BadFile(f"{path}, line {i + 2}: {answer[:40]!r} is no number of an ending, 0 to 3")
+            raise BadFile(f"{path}, line {i + 2}: {answer[:40]!r} is not a number of an ending, 0 to 3")
         found.append((context, endings, int(answer)))
     return found
 

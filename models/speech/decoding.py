@@ -1,4 +1,4 @@
-"""The tokens of windows that the encoder has heard: the rules of times, greedy, sampled and beam search.
+"""Decoding of encoded windows: timestamp rules, greedy, sampling and beam search.
 
     logits -> forbidden tokens are -inf -> log probabilities -> the times' own rule -> the best, one drawn, or beams
 

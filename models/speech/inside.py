@@ -1,4 +1,4 @@
-"""Pictures of what a model hears and where it listens while it writes.
+"""Pictures of a speech model: its input, and the decoder's attention to the sound.
 
     m.spectrogram("talk.wav").plot()
     m.listening("talk.wav").plot()              the attention behind every token, and the way through it

@@ -1,4 +1,4 @@
-"""Moonshine's texts of recordings of any length: pieces of up to 30 s, cut where it is quiet.
+"""Moonshine on recordings of any length: pieces of up to 30 s, split at quiet moments.
 
     with Silero       |-speech-|  |----speech----|            |-speech-|
                       |--------------------------|            |--------|     up to 30 s, joined over short silences

@@ -1,4 +1,4 @@
-"""load_speech: a speech model as text from sound; Speech: what Whisper does with one.
+"""load_speech, which returns a speech model, and Speech, the class for Whisper.
 
     m = load_speech("ggml-base.bin", n_threads=2)
     r = m.transcribe("talk.wav")
@@ -237,7 +237,7 @@ class Speech(SpeechModel):
         part = mel[:, :2 * n]
         window[:, :part.shape[1]] = part
         if not np.isfinite(window).all():
-            raise ParamError("the spectrogram holds values that are no finite numbers")
+            raise ParamError("the spectrogram holds values that are not finite numbers")
         with self.network.lock:
             self.network.cache_owner = None
             return self.network.hear(window, 0, n).copy()

@@ -1,4 +1,4 @@
-"""What all speech models share: sounds, the detector of speech, names of tensors, memory."""
+"""The common part of all speech models: sounds, the voice detector, names of tensors, memory."""
 import os
 import pathlib
 

@@ -1,4 +1,4 @@
-"""Sound that is coming in: the text that two transcriptions in a row agree on is given out, and never taken back.
+"""Live transcription: text is returned once two transcriptions in a row agree on it, and is never changed later.
 
     buffer     |----------- sound since the last cut -----------|
     1st time   and so my fellow | amer...

@@ -1,4 +1,4 @@
-"""What a transcription gives: segments with times, as text, SRT, WebVTT or JSON."""
+"""Transcripts: segments with times, as text, SRT, WebVTT or JSON."""
 import dataclasses
 from typing import NamedTuple
 

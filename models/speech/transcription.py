@@ -1,4 +1,4 @@
-"""Recordings of any length: window after window, each begun where the last sentence of the one before ended.
+"""Recordings of any length, window by window: each begins where the last sentence of the previous one ended.
 
     seek -> mel of 30 s -> encoder -> tokens: <0.00> text <4.10><4.10> text <7.86><7.86> text
                                       segments:  ----------    ----------     begun, not ended: heard again

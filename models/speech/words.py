@@ -1,4 +1,4 @@
-"""When each word was said: the path through the attention of the decoder's heads that follow the sound.
+"""Times of words, by the path through the attention of those decoder heads that follow the sound.
 
     attention of the alignment heads [heads, tokens, frames]
         -> over the window's frames, each token less the mean of all, divided by their deviation

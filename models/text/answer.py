@@ -1,4 +1,4 @@
-"""What a model writes: which token comes next, what of it may be shown, and where it ends.
+"""Generation of an answer: the choice of each token, the text that may be shown, and the end.
 
     logits -- Sampler --> id -- StreamDecoder --> whole characters -- stop strings --> a piece of text
 

@@ -1,4 +1,4 @@
-"""Byte-pair encoding: words cut by the pre-tokenizer, then merges in the order of the file.
+"""Byte-pair encoding: the pre-tokenizer splits a text into words, then merges apply in the order of the file.
 
     gpt2        bytes as printable characters; or raw characters, where the pre-tokenizer says so
     gemma4      raw characters, spaces as "▁": SentencePiece's alphabet with merges in place of scores

@@ -1,4 +1,4 @@
-"""Chat templates: messages -> the text that a model was trained to see, by the Jinja template in its file.
+"""Chat templates: from messages to the model's prompt, by the Jinja template in its file.
 
     {"role": "user", "content": "Hi"}, ... -- template --> "<|im_start|>user\\nHi<|im_end|>\\n..." --> token ids
 

@@ -1,4 +1,4 @@
-"""Text by diffusion: all tokens of an answer begin as masks, and every step decides some of them.
+"""Text diffusion: all tokens of an answer begin as masks, and every step decides some of them.
 
     ids = prompt, then masks
     every step: a token is drawn for every mask from the logits there, and the surest of these tokens stay

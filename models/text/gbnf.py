@@ -285,7 +285,7 @@ class _Parser:
         words = f"<{self.text[start:end]}>"
         id = self.token_id(words)
         if id is None:
-            self.fail(f"{words} is no token of this vocabulary")
+            self.fail(f"{words} is not a token of this vocabulary")
         self.at = end + 1
         return Token(id, other)
 

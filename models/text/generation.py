@@ -1,4 +1,4 @@
-"""Text, token by token."""
+"""Generation of one text, token by token."""
 import collections
 import inspect
 import itertools
@@ -20,7 +20,7 @@ from ggjit.ops.core.errors import NoSuchAttribute, NotSupported, ParamError, Typ
 from ggjit.ops.native.jit import CACHE
 
 REDRAW_SECONDS = 0.15          # between two drawings of a cell while its text is generated
-INSIDE_TOKENS, INSIDE_NBYTES = 48, 512 << 20    # of prompt and text, and of weights, whose insides a cell shows unasked
+INSIDE_TOKENS, INSIDE_NBYTES = 48, 512 << 20    # the most for which a cell shows the inside
 INSIDE_TOP = 3                  # likeliest tokens after each layer
 
 

@@ -1,4 +1,4 @@
-"""Many texts at once: a running batch (running_batch.py) that begins with all of them and is run by an iteration."""
+"""Generation of many texts at once, by a running batch (running_batch.py) that starts with all of them."""
 import collections.abc
 import numbers
 

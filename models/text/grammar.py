@@ -1,4 +1,4 @@
-"""Texts that a grammar allows: which tokens may come next.
+"""Grammars as constraints: the tokens that may come next.
 
     grammar -- gbnf.py --> rules -- Grammar --> states -- Matcher --> a mask of the vocabulary
 

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: the prompt of a text with a hole, by the tokens that the model was trained with.
+"""Fill-in-the-middle: the prompt for a text with a gap, made of the tokens with which the model was trained.
 
     [others] begin PRE before SUF after MID         what the model writes then stands between `before` and `after`
     others      REP repository  SEP name, text of each other file  SEP name of this one, where there are such tokens

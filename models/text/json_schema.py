@@ -48,7 +48,7 @@ def to_gbnf(schema):
         try:
             schema = json.loads(schema)
         except ValueError as e:
-            raise ParamError(f"json_schema is no JSON: {e}") from None
+            raise ParamError(f"json_schema is not JSON: {e}") from None
         except RecursionError:
             raise ParamError(f"json_schema: more than {MAX_DEPTH} values in each other") from None
     return _Schema(schema).text()
@@ -92,7 +92,7 @@ class _Schema:
         if s is True:
             return "value"
         if not isinstance(s, dict):
-            self.fail(at, f"{repr(s)[:60]} is no schema that a text can fit; expected an object, as "
+            self.fail(at, f"{repr(s)[:60]} is not a schema that a text can fit; expected an object, as "
                           '{"type": "string"}')
         self.depth += 1
         if self.depth > MAX_DEPTH:
@@ -159,7 +159,7 @@ class _Schema:
     def target(self, pointer, at):
         """The schema at "#/a/b"."""
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
-            self.fail(at, f"{pointer!r} is no place in this schema; references begin with #/")
+            self.fail(at, f"{pointer!r} is not a place in this schema; references begin with #/")
         found = self.schema
         for key in pointer.split("/")[1:]:
             key = urllib.parse.unquote(key).replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""Prompts with pictures and sounds: where they stand in a text, and the ids of all.
+"""Prompts with pictures and sounds: their positions in the text, and the ids of all.
 
     "What is <__media__> and <__media__>?"      a mark for each; without marks they come before the text
     {"role": "user", "content": [{"type": "image", "image": path or array}, {"type": "text", "text": "..."}]}
@@ -99,7 +99,7 @@ def _text(part):
     text = part.get("text") if isinstance(part, dict) else part
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        raise ParamError(f"a part of a message is {kind!r}, which is no text, picture or sound: "
+        raise ParamError(f"a part of a message is {kind!r}, which is not text, picture or sound: "
                          f"{{\"type\": \"text\", \"text\": \"...\"}}")
     return text
 

@@ -1,4 +1,4 @@
-"""Vocabularies that are searched by prefix: RWKV's ("rwkv") and PLaMo 2's ("plamo2").
+"""Tokenizers that match the prefixes of a text: those of RWKV ("rwkv") and PLaMo 2 ("plamo2").
 
 Neither puts begin or end tokens around a text.
 """

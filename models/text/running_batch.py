@@ -1,4 +1,4 @@
-"""A running batch: sequences join it, are read, written and cancelled while others go on.
+"""A running batch: sequences join, run and leave it independently of each other.
 
     submit -> waiting (by priority, then by arrival) -> in work -> ended, its prefix maybe kept
     a turn      the cancelled leave; the first that find room begin; prompts are read, at most n_batch tokens of them;

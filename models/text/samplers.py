@@ -1,4 +1,4 @@
-"""The samplers, one function each: candidates in, candidates out.
+"""The samplers, one function each: they take candidates and return candidates.
 
 A sampler removes candidates or changes their logits.  Probabilities are softmax(logits) of those that are left; which
 samplers run, in which order and with which settings is models/text/sampling.py's.  All in float64.

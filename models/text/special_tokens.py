@@ -1,4 +1,4 @@
-"""Which tokens are special, and how: a file's token types, its ids by role, and the texts that llama.cpp knows.
+"""Special tokens: by a file's token types, by its ids for roles, and by the texts that llama.cpp knows.
 
 Files often call the tokens that end a turn ordinary or user-defined, and name only one of them, so llama.cpp goes by
 their texts.  Source: llama-vocab.cpp, llama_vocab::impl::load.

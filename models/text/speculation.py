@@ -1,4 +1,4 @@
-"""Speculative decoding: several tokens are guessed, one batch says how many of them the model would have written.
+"""Speculative decoding: several tokens are proposed, and one batch checks how many of them the model would generate.
 
     text ... t     guesses d1 d2 d3       one batch of t d1 d2 d3 gives the logits after each
                    taken while the sampler draws what was guessed; then the text is cut back to that

@@ -1,4 +1,5 @@
-"""A generated text whose tokens open: the lens, attention and values of the place where each token was chosen.
+"""A generated text in a notebook: a click on a token shows the lens, attention and values at the position that
+chose it.
 
     place of token k        the last token before it: its layers chose token k
 """

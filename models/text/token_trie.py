@@ -1,4 +1,4 @@
-"""A vocabulary as a tree of characters: tokens that begin alike share their beginning.
+"""A vocabulary as a prefix tree of characters.
 
     "a" "ab" "abc" "b\\xc3"     root - a: "a" - b: "ab" - c: "abc"
                                     \\ b: then the beginning of a character U+00C0 to U+00FF

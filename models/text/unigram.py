@@ -1,4 +1,5 @@
-"""SentencePiece unigram ("t5"): the pieces with the largest sum of scores, after the file's own normalisation.
+"""SentencePiece unigram ("t5"): the pieces with the largest sum of scores, after the normalisation that the file
+defines.
 
 A byte string of the file ("precompiled_charsmap") maps texts to texts: the first 4 bytes are the length of a double
 array, then comes the array, then the replacements, each ended by a zero.  An entry of the array, 32 bits: bits 0-7 the

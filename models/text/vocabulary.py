@@ -1,4 +1,4 @@
-"""What every tokenizer shares: the vocabulary of the file, special tokens, ids -> text.
+"""The common part of all tokenizers: the vocabulary of the file, special tokens, ids -> text.
 
 A kind of vocabulary is a subclass that says which `tokenizer.ggml.model` it reads: `class X(Tokenizer, models=("x",))`.
 """
@@ -78,8 +78,11 @@ class Tokenizer:
                 self._bad(f"add_{name}_token is set, but {KEY}{name}_token_id is missing")
 
     def __reduce__(self):
-        """A pickle, or a copy, reads the vocabulary from the file anew."""
-        return Tokenizer.from_gguf, (self._file,)
+        """A pickle, or a copy, reads the vocabulary from the file again."""
+        return Tokenizer.from_gguf, (self._file.stored,)
+
+    def __repr__(self):
+        return f"<{type(self).__name__} of {self.n_vocab:,} tokens, {self._file.path}>"
 
     def __len__(self):
         """How many tokens there are."""
@@ -119,8 +122,8 @@ class Tokenizer:
     def encode_pair(self, first, second):
         """(ids of two texts as one, how many of them are the first's), as rerankers were trained on pairs.
 
-            [CLS] first [SEP] second [SEP]              BERT and its kin
-            <s> first </s> </s> second </s>             RoBERTa and its kin
+            [CLS] first [SEP] second [SEP]              BERT and similar models
+            <s> first </s> </s> second </s>             RoBERTa and similar models
         """
         head, tail = self.encode(first), self.encode(second)
         texts = [None if id is None else self.piece(id, special=True) for id in (self.bos_id, self.eos_id)]

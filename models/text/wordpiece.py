@@ -1,4 +1,4 @@
-"""WordPiece ("bert"): words cut greedily into the longest pieces."""
+"""WordPiece ("bert"): each word is split greedily into the longest pieces of the vocabulary."""
 from ggjit.models.text.special_tokens import CONTROL, UNKNOWN
 from ggjit.models.text.vocabulary import KEY, SPACE, Tokenizer, library, runner
 

@@ -1,4 +1,5 @@
-"""flash_attn_back: the gradient of the attention ggml had before flash_attn_ext; refused here as there.
+"""flash_attn_back: the gradient of ggml's attention before flash_attn_ext.  ggml does not compute it, and neither
+does ggjit.
 
 ggml's constructor aborts ("adapt to ggml_flash_attn_ext() changes"), so nothing can build this node: there is no
 meaning to match.  The remedy is attention from ops that have gradients: mul_mat, soft_max_ext, mul_mat.

@@ -1,4 +1,4 @@
-"""Which rows an item of flash attention works on, and how they get into a thread's scratch.
+"""The rows on which an item of flash attention works, and how they are copied into a thread's scratch.
 
 The query rows that read the same K and V head form a *group*; in it they are numbered heads first:
 

@@ -1,4 +1,4 @@
-"""What both flash attention kernels do per query row: masks, the online softmax, ALiBi, soft cap and sinks.
+"""The code for a query row that both flash attention kernels share: masks, online softmax, ALiBi, soft cap and sinks.
 
 For row r after the key blocks seen so far:  m = max of its scores,  l = sum of exp(score - m),  acc = sum of
 exp(score - m) v.  A new block with maximum m' scales l and acc by c = exp(m - m').  (Milakov and Gimelshein 2018.)

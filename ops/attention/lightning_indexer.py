@@ -1,4 +1,4 @@
-"""lightning_indexer: which cached tokens an attention should look at (DeepSeek V3.2 and V4).
+"""lightning_indexer: scores that select the cached tokens for an attention (DeepSeek V3.2 and V4).
 
     d[ik, t, s] = mask[ik, t, s] + sum_h w[h, t, s] max(0, sum_e q[e, h, t, s] k[e, ik, s])
 

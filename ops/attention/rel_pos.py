@@ -16,8 +16,8 @@ from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F16, F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32
-from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, n_rows, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import over_rows, whole
+from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, n_rows, nb, ne, row_addr, row_index
+from ggjit.ops.native.row_loops import over_chunks, over_rows, whole
 from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, splat, stf, stf_part
 from ggjit.ops.types.shared.moves import move_bytes
 
@@ -73,10 +73,18 @@ def reference_add(t, a, pw, ph):
 
 
 @inline
-def _get(node, r):
+def _get(node, ith, r, stop):
     a, d = node + SRC0, node + DST
+    nbytes, n, to_step, x_step = 2 * ne(d, 0), ne(d, 1), nb(d, 1), nb(a, 1)
     i1, i2, _ = row_index(d, r)
-    move_bytes(row_addr(d, i1, i2, 0), row_addr(a, ne(d, 1) - 1 - i1 + i2, 0, 0), 2 * ne(d, 0))
+    while r < stop:                                 # the keys of a query, or what is wanted of them
+        to, x, run = row_addr(d, i1, i2, 0), row_addr(a, n - 1 - i1 + i2, 0, 0), min(stop - r, n - i1)
+        for _ in range(run):
+            move_bytes(to, x, nbytes)
+            to += to_step
+            x -= x_step
+        r += run
+        i1, i2 = 0, i2 + 1
     return OK
 
 
@@ -104,7 +112,7 @@ def _add(node, q):
 
 
 def kernel_get(t, n_threads):
-    return Kernel("get_rel_pos", lambda: over_rows(_get), cost=0.03 * touched_nbytes(t))
+    return Kernel("get_rel_pos", lambda: over_chunks(_get), cost=0.03 * touched_nbytes(t))
 
 
 def kernel_add(t, n_threads):

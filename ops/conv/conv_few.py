@@ -1,4 +1,4 @@
-"""The body of conv_2d_direct for few output pixels and many taps, which is what the gradient of a kernel is.
+"""The body of conv_2d_direct for few output pixels and many taps, as in the gradient of a kernel.
 
     8 pictures of a channel, padded       the kernel, packed by groups of W output channels
                                           one line per tap

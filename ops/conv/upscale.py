@@ -10,8 +10,9 @@ Position of output i in the input, with factor s = n_out / n_in (pixel centres, 
     bicubic (2)      4 taps, Keys' kernel with a = -0.75
 
 All modes are separable: per axis a list of (input index, weight).  A row of outputs is the weighted sum of whole input
-rows, then sums of a few elements of that (ggml computes every output from all its taps).  Positions are formed in
-float32, as in ggml: which pixel is nearest depends on it.  Dimensions 2 and 3 always take the nearest.
+rows, then sums of a few elements of that (ggml computes every output from all its taps); the nearest is copied.
+Positions are formed in float32, as in ggml: which pixel is nearest depends on it.  Dimensions 2 and 3 always take the
+nearest.
 """
 import math
 
@@ -31,6 +32,7 @@ from ggjit.ops.native.node import DST, SRC0, chunk_of_lines, n_rows, nb, ne, row
 from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 from ggjit.ops.native.row_loops import param, whole
 from ggjit.ops.native.simd import B, W, fma, fmul, ldf, ldf_part, splat, stf, stf_part
+from ggjit.ops.types.shared.moves import move_bytes
 
 NEAREST, BILINEAR, BICUBIC = range(3)
 ALIGN_CORNERS, ANTIALIAS = 1 << 8, 1 << 9
@@ -229,9 +231,19 @@ def _make(kind, antialias):
                 for i in range(n0):
                     st_i32(counts + 8 * i, types.int32(taps_of(node, 0, i, table + 8 * span0 * i)))
                 ready = True
+            last = 0
             for r in range(start, min(rows, start + chunk)):
                 i1, i2, i3 = row_index(d, r)
                 j2, j3, to = _nearest(node, 2, i2), _nearest(node, 3, i3), row_addr(d, i1, i2, i3)
+                if kind == NEAREST:
+                    x, step = row_addr(a, _nearest(node, 1, i1), j2, j3), nb(a, 0)
+                    if x == last:
+                        move_bytes(to, to - nb(d, 1), 4 * n0)
+                        continue
+                    for i in range(n0):
+                        st_i32(to + 4 * i, ld_i32(x + step * types.int64(ld_i32(table + 8 * i))))
+                    last = x
+                    continue
                 for k in range(taps_of(node, 1, i1, ytaps)):
                     x = row_addr(a, types.int64(ld_i32(ytaps + 8 * k)), j2, j3)
                     _add_row(mixed, x, nb(a, 0), m0, ld_f32(ytaps + 8 * k + 4), k == 0)

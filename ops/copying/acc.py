@@ -28,7 +28,7 @@ from ggjit.ops.native.node import (
     row_addr,
     row_index,
 )
-from ggjit.ops.native.row_loops import PIECE, over_chunks, param, pieces_of_result, rows_with_elements, whole
+from ggjit.ops.native.row_loops import MOVED, PIECE, over_chunks, param, pieces_of_result, rows_with_elements, whole
 from ggjit.ops.native.simd import fadd
 from ggjit.ops.types.shared.moves import move_bytes
 from ggjit.ops.types.shared.rows import pair_row
@@ -105,8 +105,9 @@ def reference(t, a, b):
 
 @inline
 def _copy(node, ith, start, stop):
-    a, d, end = addr(node + SRC0), addr(node + DST), min(stop * PIECE, n_rows(node + DST) * ne(node + DST, 0))
-    move_bytes(d + SIZE * start * PIECE, a + SIZE * start * PIECE, SIZE * (end - start * PIECE))
+    a, d, n = addr(node + SRC0), addr(node + DST), n_rows(node + DST) * ne(node + DST, 0)
+    moved = SIZE * (min(stop * PIECE, n) - start * PIECE)
+    move_bytes(d + SIZE * start * PIECE, a + SIZE * start * PIECE, moved, SIZE * n)
     return OK
 
 
@@ -142,7 +143,7 @@ def _make(adds):
             row(addr(d) + to, addr(a) + to, row_addr(b, i1, i2, i3), nb(b, 0), ne(b, 0))
         return OK
 
-    copy, change = inline(over_chunks(_copy, pieces_of_result)), inline(over_chunks(rows, _rows_of_b, phase=1))
+    copy, change = inline(over_chunks(_copy, pieces_of_result, MOVED)), inline(over_chunks(rows, _rows_of_b, phase=1))
 
     def kernel(node, ith, nth, sync):
         if addr(node + DST) != addr(node + SRC0):

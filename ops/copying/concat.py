@@ -49,9 +49,9 @@ def _make(ty, by_rows):
     move, element = mover(ty, ty).move, element_mover(ty, ty).move if not ty.quantized else None
 
     @inline
-    def copy_row(to, x, n, step):
+    def copy_row(to, x, n, step, n1):
         if by_rows:
-            move(to, x, n, 0)
+            move(to, x, n, 0, n1)
         else:
             for i in range(n):
                 element(to + i * size, x + i * step, 0)
@@ -69,11 +69,11 @@ def _make(ty, by_rows):
             to = row_addr(d, i1, i2, i3)
             in_a = i1 < edge1 and i2 < edge2 and i3 < edge3
             if in_a:
-                copy_row(to, row_addr(a, i1, i2, i3), a_n, nb(a, 0))
+                copy_row(to, row_addr(a, i1, i2, i3), a_n, nb(a, 0), ne(d, 1))
                 to += a_n // block * size
             if not in_a or dim == 0:
                 j1, j2 = i1 - (edge1 if dim == 1 else 0), i2 - (edge2 if dim == 2 else 0)
-                copy_row(to, row_addr(b, j1, j2, i3 - (edge3 if dim == 3 else 0)), b_n, nb(b, 0))
+                copy_row(to, row_addr(b, j1, j2, i3 - (edge3 if dim == 3 else 0)), b_n, nb(b, 0), ne(d, 1))
         return OK
     return over_chunks(rows, chunking=MOVED)
 

@@ -42,7 +42,7 @@ def _make_flat(ts, td):
     def pieces(node, ith, start, stop):
         s, d = node + SRC0, node + DST
         n = min(ne(d, 0) * n_rows(d), stop * PIECE) - start * PIECE
-        move(addr(d) + start * d_step, addr(s) + start * s_step, n, work(node) + ith * SCRATCH_NBYTES)
+        move(addr(d) + start * d_step, addr(s) + start * s_step, n, work(node) + ith * SCRATCH_NBYTES, 1)
         return OK
     return over_chunks(pieces, pieces_of_result, MOVED)
 
@@ -79,7 +79,7 @@ def _make_rows(ts, td, s_dense, d_dense):
 
     @inline
     def row(node, d, s, n0, scratch):
-        move(d, s, n0, scratch)
+        move(d, s, n0, scratch, ne(node + (SRC0 if d_dense else DST), 1))
     return _make_by_row(ts, td, s_dense, d_dense, row)
 
 

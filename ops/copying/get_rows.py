@@ -58,7 +58,7 @@ def _make(ta, td):
                 id = ld_i32(at)
                 if id < 0 or id >= n_table:
                     return fail(node, BAD_INDEX, id)
-                move(to, table + id * a_step, n0, scratch)
+                move(to, table + id * a_step, n0, scratch, n1)
                 at += ids_step
                 to += d_step
             r += run

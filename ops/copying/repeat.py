@@ -58,7 +58,7 @@ def _make(size):
                     store(pd + i * size, x)
             elif a0 == size:
                 for i in range(0, n0, m0):
-                    move_bytes(pd + i * size, pa, m0 * size)
+                    move_bytes(pd + i * size, pa, m0 * size, ne(d, 1) * n0 * size)
             else:
                 for i in range(n0):
                     store(pd + i * size, load(pa + i % m0 * a0))

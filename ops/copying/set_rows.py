@@ -69,7 +69,7 @@ def _make(tb, td, ids_type):
                 id = load_id(at)
                 if id < 0 or id >= n_table:
                     return fail(node, BAD_INDEX, id)
-                move(to + id * d_step, x, n0, scratch)
+                move(to + id * d_step, x, n0, scratch, n1)
                 at += ids_step
                 x += b_step
             r += run

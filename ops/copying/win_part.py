@@ -19,8 +19,8 @@ from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import zero_bytes
-from ggjit.ops.native.node import DST, SRC0, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import over_rows, param, whole
+from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_index
+from ggjit.ops.native.row_loops import over_chunks, over_rows, param, whole
 from ggjit.ops.types.shared.moves import move_bytes
 
 
@@ -80,21 +80,26 @@ def _part(node, r):
 
 
 @inline
-def _unpart(node, r):
+def _unpart(node, ith, r, stop):
     a, d = node + SRC0, node + DST
-    x, y, _ = row_index(d, r)
-    w = param(node, 0)
-    nx = (ne(d, 1) + w - 1) // w
-    move_bytes(row_addr(d, x, y, 0), row_addr(a, x % w, y % w, y // w * nx + x // w), 4 * ne(d, 0))
+    w, n, nbytes = param(node, 0), ne(d, 1), 4 * ne(d, 0)
+    n_windows = (n + w - 1) // w
+    while r < stop:                                 # a line of a window, or what is wanted of it
+        x, y, _ = row_index(d, r)
+        left, run = x % w, min(min(stop - r, n - x), w - x % w)
+        to, source = row_addr(d, x, y, 0), row_addr(a, left, y % w, y // w * n_windows + x // w)
+        for _ in range(run):
+            move_bytes(to, source, nbytes)
+            to += nb(d, 1)
+            source += nb(a, 1)
+        r += run
     return OK
-
-
-ROW = {OP.WIN_PART: _part, OP.WIN_UNPART: _unpart}
 
 
 def kernel(t, n_threads):
     op = OP(t.op)
-    return Kernel(op.name.lower(), lambda: over_rows(ROW[op]), cost=0.03 * touched_nbytes(t))
+    make = (lambda: over_rows(_part)) if op == OP.WIN_PART else (lambda: over_chunks(_unpart))
+    return Kernel(op.name.lower(), make, cost=0.03 * touched_nbytes(t))
 
 
 def part_cases():

@@ -1,4 +1,4 @@
-"""What an op is, before any code runs: records, types, shape rules, errors, and how files of ops are found.
+"""The definition of an op, before any code runs: records, types, shape rules, errors, and how files of ops are found.
 
 Read `record` (what kernels see), `types` and `traits`, then `spec` (all that is known of one op) and `fusion_pattern`
 (runs of ops that one kernel computes). `shape`, `whole_numbers`, `errors`, `typed_errors` and `builders` serve the

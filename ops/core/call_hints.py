@@ -1,4 +1,4 @@
-"""Calls of ops as NumPy and PyTorch have them: taken where they mean one thing, else told what to write.
+"""Calls in the style of NumPy and PyTorch: accepted if they have one meaning, else an error that says what to write.
 
     gg.soft_max(t, axis=-1)             gg.soft_max(t): ops work along rows, which are the last axis
     gg.concat(a, b, axis=0)             gg.concat(a, b, dim=a.ndim - 1)

@@ -1,4 +1,4 @@
-"""Files that declare something are found, not listed: an op, a type or a test family is added by adding a file.
+"""Finds files that declare something, so that adding a file adds an op, a type or a test family.
 
     for module in modules_below("ggjit.ops"): getattr(module, "SPECS", ())
 """

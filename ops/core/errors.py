@@ -1,4 +1,4 @@
-"""Typed errors.  Every one names the thing that is wrong and the remedy; none is raised after state has changed."""
+"""Typed errors.  Each names the wrong value and a remedy; none is raised after state has changed."""
 import difflib
 
 from ggjit.ops.core.printable import TEXT, printable

@@ -1,4 +1,4 @@
-"""Fusions: runs of nodes that one kernel computes.  A record beside its kernel, found by discovery as Specs are.
+"""Fusions: runs of nodes that one kernel computes.  A Fusion is declared beside its kernel and found as Specs are.
 
     nodes of the plan      add   ->   rms_norm   ->   mul
                             |                          |

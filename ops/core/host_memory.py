@@ -1,4 +1,4 @@
-"""Host memory: the one place through which arrays go whose size depends on what the package is given.
+"""Host memory: all arrays whose size depends on the user's input are allocated here.
 
     out = empty(shape, np.uint8, "quantize")            an array, or an OutOfMemory that says what was asked for
     with oom_guard("set", t):                              the same for all that is allocated inside
@@ -60,12 +60,16 @@ class oom_guard:
 
 def empty(shape, dtype, what):
     """np.empty.  Errors: OutOfMemory."""
-    nbytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
-    with oom_guard(what, nbytes):
-        try:
+    try:
+        if _refused is None or not _refused():
             return np.empty(shape, dtype)
-        except ValueError:              # larger than an address can count
-            raise MemoryError from None
+        detail = ""
+    except MemoryError as e:
+        detail = f" ({e})" if str(e) else ""
+    except ValueError:                  # larger than an address can count
+        detail = ""
+    nbytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
+    raise oom_guard(what, nbytes)._error(detail)
 
 
 def pages(nbytes, what):

@@ -1,4 +1,4 @@
-"""Ctrl-C while something runs in which it would be lost, or which it would leave half done.
+"""Ctrl-C in code that would lose it, or that it would leave half done.
 
     with defer_interrupts():    # a Ctrl-C is kept
         ...

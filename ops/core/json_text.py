@@ -1,4 +1,4 @@
-"""JSON from outside: whatever is wrong with it is a ValueError."""
+"""Parses JSON from outside; every fault of it is a ValueError."""
 import json
 import math
 

@@ -1,4 +1,4 @@
-"""Locks that a forked child finds open, and that no signal leaves taken.
+"""Locks that are free in a forked child and that no signal handler leaves locked.
 
 A fork copies a lock in the state it has at that moment; if another thread held it, the child waits for ever.  Here
 every lock that the forking thread does not hold is open in the child: the threads that held it do not exist there.

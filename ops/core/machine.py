@@ -1,4 +1,4 @@
-"""What the system says of this machine: the processor's name, the cores a process may use, the memory left.
+"""Facts about this machine: the processor's name, the cores a process may use, the free memory.
 
 Each fact is asked of Linux, macOS and Windows in its own way.  What a system does not tell, or has no function for, is
 0, "" or None: these functions raise no errors (`_unless_told`).  Limits of a container (control groups) count as the

@@ -1,4 +1,4 @@
-"""Text of files, names and vocabularies made safe to print: a terminal obeys control characters.
+"""Makes texts of files, names and vocabularies safe to print, since a terminal obeys control characters.
 
     printable("a\\x1b[2J")                the escape character becomes \\ x 1 b
     printable("two\\nlines", keep=TEXT)   line feeds and tabs stay

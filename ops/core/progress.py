@@ -1,4 +1,4 @@
-"""Work that takes long says how far it is: a line on a terminal or in a notebook's cell, after two seconds.
+"""Progress of long work: after two seconds, a line on a terminal or in a notebook's cell.
 
     with work("embedding", len(texts)) as step:
         for text in texts:

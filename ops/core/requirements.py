@@ -1,4 +1,4 @@
-"""What ggjit runs on, said when it is imported: before Numba is, and before anything is compiled.
+"""Checks the requirements of ggjit when it is imported, before Numba is imported or anything is compiled.
 
 With a release of Numba that was not tried LLVM may end the process: types of intrinsics change between its releases.
 """

@@ -1,4 +1,4 @@
-"""Along which axes the rows of a result run: what the `rows` rules of the specs are made of (ops/core/spec.py).
+"""The axes along which the rows of a result run: parts of the `rows` rules of the specs (ops/core/spec.py).
 
     mul_mat(w [k, n], x [k, r]) -> [n, r]       row j needs row j of x and all of w:        (1, [None, 1])
     out_prod(a [m, r], b [p, r]) -> [m, p]      a sum over rows of a and b, one by one:     (SUM_IN_ORDER, [1, 1])

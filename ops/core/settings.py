@@ -1,4 +1,4 @@
-"""What the environment asks of kernels, checked here, where no compiler has to be imported for it.
+"""Environment variables that select kernels, checked here, where no compiler has to be imported.
 
     GGJIT_CPU       the instruction set or level they are written for; ops/native/isa.py chooses
     GGJIT_TUNE      how they read weights; ops/matmul/choices.py

@@ -1,4 +1,4 @@
-"""One Spec per op: what it is called, how it is built, computed and tested.  Every table is derived from the specs.
+"""One Spec per op: its names, and how it is built, computed and tested.  Every table is derived from the specs.
 
 An op (or a family over one body) is one file in this folder: builders with the shape rule and the errors, a NumPy
 float64 reference, the CPU kernels, the test cases.  The file ends with `SPECS = (Spec(...), ...)`; discovery finds it.

@@ -1,4 +1,4 @@
-"""How a tensor is cut between devices: what the `split` rules of the specs are made of (ops/core/spec.py).
+"""How tensors are split between devices: parts of the `split` rules of the specs (ops/core/spec.py).
 
     MIRRORED            every device has the whole tensor
     axis 0..3, sizes    device j has sizes[j] elements of that axis, in order

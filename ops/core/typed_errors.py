@@ -1,4 +1,4 @@
-"""Decorator of public functions: arguments that do not fit come out as one typed error.
+"""A decorator of public functions that turns errors about unsuitable arguments into one typed error.
 
 Builders check what they know (types, shapes, parameters) and say it best.  What reaches Python's own machinery first,
 such as a string where a tensor is expected or a number too large for float32, would come out as a raw AttributeError or

@@ -1,4 +1,4 @@
-"""Warnings to users: the line they point at is the user's, not one of the library."""
+"""Warnings that point at the user's line, not at a line of the library."""
 import sys
 import warnings
 

@@ -1,4 +1,4 @@
-"""Whole numbers as users give them: integers of Python and NumPy; True and False are none, nor are 2.0 and "2"."""
+"""Checks of whole numbers: integers of Python and NumPy are accepted; True, False, 2.0 and "2" are not."""
 import operator
 
 from ggjit.ops.core.errors import TypeMismatch

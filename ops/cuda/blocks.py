@@ -1,4 +1,4 @@
-"""Every quantised type that kernels read, and how its values are unpacked; block_bits.py says what a block is."""
+"""All quantised types that kernels read, and how their values are unpacked; block_bits.py describes a block."""
 from numpy import float32 as f32
 
 from ggjit.ops.cuda.block_bits import BITS

@@ -1,4 +1,4 @@
-"""Ops of which every element, or every run of elements, is made by one thread from indices and sources.
+"""Ops in which one thread computes an element, or a run of elements, from indices and sources.
 
     each_element(t, label, make)      make() -> body(node, i0, i1, i2, i3), called for every element of the result
     each_unit(t, label, n, make)      make() -> body(node, u), called for u = 0 ... n - 1

@@ -7,7 +7,7 @@ from ggjit.ops.core.types import F32, I32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, fail, nb, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import over_rows
+from ggjit.ops.native.row_loops import over_chunks
 from ggjit.ops.native.simd import fadd
 from ggjit.ops.types.shared.rows import pair_row
 
@@ -36,19 +36,21 @@ _add_row = pair_row(fadd)
 
 
 @inline
-def _row(node, r):
+def _rows(node, ith, start, stop):
     a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
-    i1, i2, _ = row_index(d, r)
-    n, id = ne(d, 0), ld_i32(addr(ids) + i1 * nb(ids, 0) + i2 * nb(ids, 1))
-    if id < 0 or id >= ne(b, 1):
-        return fail(node, BAD_INDEX, id)
-    to, x, y = row_addr(d, i1, i2, 0), row_addr(a, i1, i2, 0), row_addr(b, id, 0, 0)
-    _add_row(to, x, y, n)
+    n, n1 = ne(d, 0), ne(d, 1)
+    i1, i2, _ = row_index(d, start)
+    for _ in range(start, stop):
+        id = ld_i32(addr(ids) + i1 * nb(ids, 0) + i2 * nb(ids, 1))
+        if id < 0 or id >= ne(b, 1):
+            return fail(node, BAD_INDEX, id)
+        _add_row(row_addr(d, i1, i2, 0), row_addr(a, i1, i2, 0), row_addr(b, id, 0, 0), n)
+        i1, i2 = (i1 + 1, i2) if i1 + 1 < n1 else (0, i2 + 1)
     return OK
 
 
 def kernel(t, n_threads):
-    return Kernel("add_id", lambda: over_rows(_row), cost=0.03 * touched_nbytes(t))
+    return Kernel("add_id", lambda: over_chunks(_rows), cost=0.03 * touched_nbytes(t))
 
 
 def cases():

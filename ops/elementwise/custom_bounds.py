@@ -1,4 +1,4 @@
-"""A bounds-checked copy of a user's @njit function, and whether the function needs one for ever.
+"""A bounds-checked copy of a user's @njit function, and whether every run of the function needs the checks.
 
 `bounds_checked(f)` compiles f again with bounds checks, and with it every @njit function that f calls by name or as
 `module.name`: Numba checks only what is compiled so.
@@ -7,17 +7,23 @@
 that went well say nothing of later ones then.  It follows Numba's code before types: values read from the first n
 arguments are marked, so is all that is computed from them, and what is computed where a marked value decides whether it
 is, as in `if a[i] == 0: break`, until nothing new is marked.  Where a marked value is written to a list or an array, so
-are all variables that may lie in its memory: other names, what it is a view of.  Shapes and lengths are not values.
+are all variables that may lie in its memory: other names, what it is a view of.  Shapes and lengths are no values, but
+of what is made here they may depend on some: `np.zeros(int(a[0]))`, `np.nonzero(a)`, a list.
 """
 import types
 import weakref
+
+import numpy as np
 
 _SHAPES = ("shape", "strides", "size", "ndim", "itemsize", "nbytes")
 # functions of NumPy whose result may lie in the memory of an argument
 _VIEWS = {"asarray", "ascontiguousarray", "asfortranarray", "atleast_1d", "atleast_2d", "atleast_3d", "diagonal",
           "expand_dims", "ravel", "reshape", "transpose"}
+# methods and functions whose results are as long as their arrays; so are those of NumPy's ufuncs
+_AS_LONG = {"astype", "copy", "flatten", "empty_like", "full_like", "ones_like", "zeros_like"} | _VIEWS
 # Numba's operations whose result may be a part of their `value`
 _PARTS = {"getattr", "getitem", "static_getitem", "getiter", "iternext", "pair_first", "exhaust_iter", "cast"}
+_MAKERS = "numpy", "numba", "builtins"          # modules whose functions make arrays, lists, sets, dicts
 _NOT_KEPT = ("boundscheck", "parallel", "cache", "nopython")
 _copies = weakref.WeakKeyDictionary()       # @njit function -> its checked copy
 
@@ -122,10 +128,49 @@ class _ReadValues:
         if not isinstance(value, ir.Expr):
             return False                        # a constant, a global
         if value.op == "getattr" and value.attr in _SHAPES:
-            return False
+            return self._is_sized_by_values(value.value.name, set())
         if value.op == "call" and self._called(value) is len:
-            return False
+            return any(self._is_sized_by_values(v.name, set()) for v in value.args)
         return any(v.name in self.marked for v in value.list_vars())
+
+    def _is_sized_by_values(self, name, seen):
+        """May the length of a variable depend on marked values?"""
+        if name in seen or name not in self.marked:
+            return False
+        seen.add(name)
+        made = self._origins(name, {})
+        return len(made) > 1 or any(self._makes_size(x, seen) for x in made)
+
+    def _origins(self, name, found):
+        """What a variable was assigned, other names followed, without what `x += ...` leaves."""
+        from numba.core import ir
+        if name not in found:
+            found[name] = []
+            for made in self.definitions.get(name, ()):
+                if isinstance(made, ir.Expr) and made.op == "inplace_binop":
+                    made = made.lhs
+                if isinstance(made, ir.Var):
+                    self._origins(made.name, found)
+                else:
+                    found[name].append(made)
+        return [x for made in found.values() for x in made]
+
+    def _makes_size(self, made, seen):
+        """May the length of what is made so depend on marked values?"""
+        from numba.core import ir
+        if not isinstance(made, ir.Expr):
+            return False                        # an argument, a constant
+        if made.op in _PARTS:
+            return self._is_sized_by_values(made.value.name, seen)
+        if made.op in ("binop", "unary", "build_tuple"):
+            return any(self._is_sized_by_values(v.name, seen) for v in made.list_vars())
+        if made.op != "call":
+            return True                         # a list, a set: as long as what was appended
+        called, given = self._called(made), [*self._owner(made), *made.args, *(v for _, v in made.kws)]
+        name = getattr(called, "__name__", None) or getattr(self._defined(made.func), "attr", "")
+        if isinstance(called, np.ufunc) or name in _AS_LONG:
+            return any(self._is_sized_by_values(v.name, seen) for v in given)
+        return isinstance(called, type) or any(v.name in self.marked for v in given)
 
     def _written_by(self, value):
         """Lists and arrays made here that `x += ...` or a call may write to: arguments, and what it is a method of."""
@@ -141,7 +186,7 @@ class _ReadValues:
         """Is it, on one way at least, a list, a tuple or an array that this function or one it calls has made?"""
         from numba.core import ir
         return any(isinstance(made, ir.Expr) and (made.op.startswith("build_") or made.op == "call" and (
-            _is_jitted(self._called(made)) or str(getattr(self._called(made), "__module__", "")).startswith("numpy")))
+            _is_jitted(self._called(made)) or str(getattr(self._called(made), "__module__", "")).startswith(_MAKERS)))
             for made in self.definitions.get(name, ()))
 
     def _memory_of(self, name, found):

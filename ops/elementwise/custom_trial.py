@@ -1,4 +1,4 @@
-"""First runs of users' functions, checked: nothing outside the arrays is written, and all of the result is.
+"""Checks the first run of a user's function: it must write all of the result and nothing outside the arrays.
 
     @njit functions     run once on copies with guard bytes around them, with bounds checks, before the real run
     Python functions    NumPy checks their indices; their result is filled with a pattern first

@@ -26,7 +26,7 @@ from ggjit.ops.elementwise.elementwise import TOLERANCE, number, positive
 from ggjit.ops.elementwise.unary import DERIVATIVES, FUNCTIONS
 from ggjit.ops.native import mathfun
 from ggjit.ops.native.jit import inline
-from ggjit.ops.native.node import DST, SRC0, SRC1, ne, param_f32, param_i32, row_addr, row_index
+from ggjit.ops.native.node import DST, SRC0, SRC1, nb, ne, param_f32, param_i32, row_addr, row_index
 from ggjit.ops.native.row_loops import AFFINITY, over_chunks
 from ggjit.ops.native.simd import W, fma_ir, splat
 from ggjit.ops.types.shared.rows import ROW
@@ -237,9 +237,12 @@ def _make(op, ty, split):
     def rows(node, ith, start, stop):
         a, b, d = node + SRC0, node + SRC1, node + DST
         alpha, limit = splat(param_f32(node, 2)), splat(param_f32(node, 3))
-        n0, swapped = ne(d, 0), param_i32(node, 1) != 0
-        for r in range(start, stop):
+        n0, n1, swapped = ne(d, 0), ne(d, 1), param_i32(node, 1) != 0
+        is_dense = split and nb(a, 1) == n0 * size and nb(b, 1) == n0 * size and nb(d, 1) == n0 * size
+        r = start
+        while r < stop:                         # a row, or rows that lie side by side
             i1, i2, i3 = row_index(d, r)
+            run = min(stop - r, n1 - i1) if is_dense else 1
             x = row_addr(a, i1, i2, i3)
             if split:
                 g = row_addr(b, i1, i2, i3)
@@ -247,7 +250,8 @@ def _make(op, ty, split):
                 g = x + n0 * size
                 if swapped:
                     x, g = g, x
-            row(row_addr(d, i1, i2, i3), x, g, n0, alpha, limit)
+            row(row_addr(d, i1, i2, i3), x, g, n0 * run, alpha, limit)
+            r += run
         return OK
     return over_chunks(rows, chunking=AFFINITY)
 

@@ -15,9 +15,9 @@ from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32, Tensor
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import vcos_any, vsin_any
-from ggjit.ops.native.mem import ld_f32, st_f32
-from ggjit.ops.native.node import DST, SRC0, addr, nb, row_addr
-from ggjit.ops.native.row_loops import over_rows, param, whole
+from ggjit.ops.native.mem import ld_f32, ld_f64, st_f32, st_f64
+from ggjit.ops.native.node import DST, SRC0, addr, nb, row_addr, whole_lines, work
+from ggjit.ops.native.row_loops import over_chunks, param, whole
 from ggjit.ops.native.simd import W, ldf_part, stf_part
 
 
@@ -42,25 +42,30 @@ def reference(t, a):
 
 
 @inline
-def _row(node, r):
-    a, d = node + SRC0, node + DST
-    to, dim = row_addr(d, r, 0, 0), param(node, 0)
+def _rows(node, ith, start, stop):
+    a, d, dim = node + SRC0, node + DST, param(node, 0)
     half, log_period = dim // 2, math.log(types.float64(param(node, 1)))
-    t = types.float64(ld_f32(addr(a) + r * nb(a, 0)))
-    for i in range(0, half, W):
-        n = min(W, half - i)
-        for j in range(i, i + n):                               # the angles wait where the sines will be
-            st_f32(to + 4 * (half + j), types.float32(t * math.exp(-log_period * j / half)))
-        angle = ldf_part(to + 4 * (half + i), n)
-        stf_part(to + 4 * i, vcos_any(angle), n)
-        stf_part(to + 4 * (half + i), vsin_any(angle), n)
-    if dim % 2:
-        st_f32(to + 4 * (dim - 1), types.float32(0.0))
+    series = work(node) + ith * whole_lines(8 * half)
+    for j in range(half):
+        st_f64(series + 8 * j, math.exp(-log_period * j / half))
+    for r in range(start, stop):
+        to, t = row_addr(d, r, 0, 0), types.float64(ld_f32(addr(a) + r * nb(a, 0)))
+        for i in range(0, half, W):
+            n = min(W, half - i)
+            for j in range(i, i + n):                           # the angles wait where the sines will be
+                st_f32(to + 4 * (half + j), types.float32(t * ld_f64(series + 8 * j)))
+            angle = ldf_part(to + 4 * (half + i), n)
+            stf_part(to + 4 * i, vcos_any(angle), n)
+            stf_part(to + 4 * (half + i), vsin_any(angle), n)
+        if dim % 2:
+            st_f32(to + 4 * (dim - 1), types.float32(0.0))
     return OK
 
 
 def kernel(t, n_threads):
-    return Kernel("timestep_embedding", lambda: over_rows(_row), cost=5.0 * n_elements(t))
+    series_nbytes = whole_lines.py_func(8 * (t.ne[0] // 2))
+    return Kernel("timestep_embedding", lambda: over_chunks(_rows), cost=5.0 * n_elements(t),
+                  work_nbytes=n_threads * series_nbytes)
 
 
 def cases():

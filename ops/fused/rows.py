@@ -1,4 +1,4 @@
-"""Runs of row ops in one kernel, row by row: what an op leaves for the next is still in the first-level cache.
+"""Runs of row ops in one kernel, row by row, so that the next op finds its input in the first-level cache.
 
     add -> rms_norm -> mul            for each row r:   x    = a[r] + b[r]         x: a row of scratch memory, or x[r]
                                                         t    = rms_norm(x)            if others read the sum

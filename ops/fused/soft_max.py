@@ -1,4 +1,4 @@
-"""scale + mask + soft_max as one kernel: the one soft_max_ext has, which takes both.
+"""scale + mask + soft_max as one kernel: that of soft_max_ext, which has a scale and a mask.
 
     soft_max(s x + m)  =  soft_max_ext(x, m, s, 0)        to the bit: s x is rounded, then m is added, in both
 

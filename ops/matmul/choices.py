@@ -1,4 +1,4 @@
-"""How products read the weights of a type: what was measured to be faster on this processor, else the rule's.
+"""How products read the weights of a type: the fastest measured way on this processor, or a rule's.
 
     kernels/reads-q4_0-KEY.json   {"tile": "1 no prefetch", "layout": "1 near",
                                    "seconds": {"1": 0.0213, "1 no prefetch": 0.0171, ..., "repacked 1 near": 0.0152}}
@@ -70,7 +70,8 @@ class Rule:
     in_turn     whether such a tile multiplies one column after the other (repack/lane_tile.py)
     direct      columns of a product of super-blocks up to which these tiles are faster than the integer tile
     pairs       columns of a tile over two groups of rows, which serves more columns than one tile as above; None: none
-    halved      types of super-blocks whose products of 9 to 12 columns are two tiles in turn
+    narrow      {type of super-blocks: (columns of the widest tile, columns of a product up to which such tiles are
+                used)}, AVX-512, where these are fewer
     dots        {type: columns up to which AVX-512 multiplies as dots of rows}, where that is more than elsewhere
     """
     blocks: RowTile
@@ -81,14 +82,15 @@ class Rule:
     in_turn: bool = False
     direct: int = 32
     pairs: int | None = None
-    halved: tuple = ()
+    narrow: dict = dataclasses.field(default_factory=dict)
     dots: dict = dataclasses.field(default_factory=dict)
 
 
 Q2_K, Q4_K, Q5_K, Q6_K, MXFP4 = (BY_NAME[name] for name in ("q2_K", "q4_K", "q5_K", "q6_K", "mxfp4"))
 ZEN = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS))
 ZEN5 = Rule(ONE_ROW, {F16: AHEAD, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS),
-            (16, 16), True, 80, 6, (Q2_K, Q4_K, Q5_K, Q6_K), {F16: 48})
+            (16, 16), True, 80, 6, {**dict.fromkeys((Q2_K, Q4_K), (6, 16)), **dict.fromkeys((Q5_K, Q6_K), (8, 12))},
+            {F16: 48})
 INTEL = Rule(ONE_ROW, {}, FOUR, tuple(t for t in FORMATS if t is not Q6_K))
 NEON = Rule(PLAIN, {F16: FOUR_PLAIN if neon.HAS_FMLAL else PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS),
             direct=8, pairs=4)

@@ -1,4 +1,4 @@
-"""A product of one float32 column: what is one, and its parts, for kernels that do more (ops/fused/column.py).
+"""Products of one float32 column: recognises them, and has their parts for kernels that do more (ops/fused/column.py).
 
     y = prepare(x)                          each thread for itself
     d[r] = sum over k of a[r][k] y[k]       for rows r = start ... stop - 1, as many at a time as threads take

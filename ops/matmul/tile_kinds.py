@@ -1,4 +1,4 @@
-"""Which register tile a product of many columns has."""
+"""Chooses the register tile for a product of many columns."""
 from ggjit.ops.matmul.tile import NL
 from ggjit.ops.matmul.tile_bf16 import bf16_tile
 from ggjit.ops.matmul.tile_codes import code_tile

@@ -1,4 +1,4 @@
-"""A fork waits until no other thread compiles.
+"""Delays a fork until no other thread compiles.
 
 A child has the memory of the moment of the fork, but only the thread that forked.  What another thread was compiling
 stays half done there: locks of Numba, LLVM and llvmlite are taken for ever, functions count as being compiled, Python

@@ -114,7 +114,7 @@ W = {"avx512": 16, "avx2": 8, "neon": 4, "generic": 8 if "avx" in FEATURES else 
 X86 = any(f.startswith("sse") for f in FEATURES)
 X86_LEVEL = ISA in ("avx512", "avx2")                       # kernels may hold x86's own instructions
 BF16_DOT = (ISA == "avx512" and "avx512bf16" in FEATURES) or (ISA == "neon" and "bf16" in FEATURES)
-# x86's string instruction copies rows fast, as it does on every processor of these levels ("fsrm" in /proc/cpuinfo)
+# processors of these levels have a fast string instruction ("fsrm" in /proc/cpuinfo), which libc's memcpy may use
 FAST_STRINGS = X86 and _BF16 <= FEATURES
 AMX = _TILES <= FEATURES                                # products of tiles (ops/native/amx.py)
 

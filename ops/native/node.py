@@ -1,4 +1,4 @@
-"""What a kernel knows: its NODE row, its share of the work, and how to meet the other threads.
+"""The view of a kernel: its NODE row, its share of the work, and the barrier with other threads.
 
     def kernel(node, ith, nth, sync):           # thread ith of nth; returns a status (record.OK ...)
         x, d = node + SRC0, node + DST          # views: byte addresses of (address, ne[4], nb[4], type)

@@ -1,4 +1,4 @@
-"""What Numba says of a user's function that does not compile, in one line."""
+"""Shortens Numba's report about a user's function that does not compile to one line."""
 import re
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -36,6 +36,8 @@ from ggjit.ops.native.jit import address_of
 _SCALARS = {"i64": types.int64, "f64": types.float64, "u8": types.uint8}
 _DTYPES = {"i64": np.dtype(np.int64), "f64": np.dtype(np.float64), "u8": np.dtype(np.uint8)}
 _names = set()                  # names of records must differ, since Numba identifies types by them
+_spare = []                     # memory of a record that was given back
+MOST_SPARE = 4 << 20            # bytes of it that are kept
 _FIELD = re.compile(r"(\w+)(?:\[(.*)\](?: = (-?\d+))?)?")
 
 
@@ -157,7 +159,7 @@ class JitRecord:
             dtype, length, fill = self.arrays[field]
             lines += [f"{field}_ = end", f"end += (({length}) * {dtype.itemsize} + 7) // 8"]
             lines += ["n_zeros = end"] if fill == "0" else []
-        lines += ["memory = np.empty(end, np.int64)", "at = memory.__array_interface__['data'][0]"]
+        lines += ["memory = room(end)", "at = memory.__array_interface__['data'][0]"]
         if any(self.arrays[field][2] == "0" for field in made):
             lines.append("memory[:n_zeros] = 0")
         ends = {f: f"{g}_" for f, g in zip(made, made[1:], strict=False)}
@@ -169,10 +171,19 @@ class JitRecord:
                  f"values[{f!r}]" if self.scalars[f][1] == "i64" else f"bits(values[{f!r}])" for f in self.places]
         places = ", ".join(f"{f!r}: ({f}_, {ends.get(f, 'end')})" for f in made)
         lines.append(f"return array('q', ({', '.join(words)},)), memory, {{{places}}}")
-        scope = {"np": np, "array": array, "address_of": address_of, "bits": _bits,
+        scope = {"np": np, "array": array, "address_of": address_of, "bits": _bits, "room": _room,
                  "dtypes": {f: dtype for f, (dtype, *_) in self.arrays.items()}}
         exec("def make(values):\n    " + "\n    ".join(lines), scope)
         return scope["make"]
+
+
+def _room(n):
+    """n words with any contents: fresh pages are slow."""
+    try:
+        found = _spare.pop()
+    except IndexError:
+        return np.empty(n, np.int64)
+    return found[:n] if len(found) >= n else np.empty(n, np.int64)
 
 
 def _bits(x):
@@ -186,6 +197,12 @@ class FilledRecord:
         d = self.__dict__
         d["_record"], d["_values"], d["_words"], d["_memory"], d["_made"] = record, values, words, memory, made
         d["_as_parameter_"] = words.buffer_info()[0]            # for ctypes, which holds the record while a pass runs
+
+    def give_back(self):
+        """The next record may use the memory of this one, which nobody has a part of any more."""
+        memory = self._memory if self._memory.base is None else self._memory.base
+        if memory.nbytes <= MOST_SPARE and not _spare:
+            _spare.append(memory)
 
     def __setattr__(self, field, value):
         k, kind = self._record.scalars[field]

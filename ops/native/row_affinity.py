@@ -1,4 +1,4 @@
-"""Rows handed out so that a thread meets the same rows in every run: for kernels that wait for memory.
+"""Hands out rows such that a thread gets the same rows in every run: for kernels that wait for memory.
 
 Chunks from one counter (ops/native/node.py: next_rows) go to the thread that asks first; what one core has in its
 cache another needs next time.  Here a thread takes the chunks of its own stretch in order, and then helps others from

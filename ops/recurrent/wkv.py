@@ -24,7 +24,7 @@ from ggjit.ops.native.mem import copy_bytes, ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, ne, param_f32
 from ggjit.ops.native.row_loops import over_rows
 from ggjit.ops.native.simd import W, fadd, fma, fmul, hsum, ldf, ldf_part, splat, stf, stf_part, zerof
-from ggjit.ops.recurrent.state_rows import ROWS, dot, row_blocks
+from ggjit.ops.recurrent.state_rows import ROWS, row_blocks
 
 f32 = types.float32
 SRC5, SRC6 = (SRC4 + WORD * V_WORDS * i for i in (1, 2))
@@ -186,22 +186,47 @@ def _make_columns(is_wkv6):
 
 
 @inline
-def _wkv7_row(new, old, w, k, b, r, v, sa, n):
-    """new = old w + v k + sa b over n floats; returns sum new r."""
-    vv, vs, y = splat(v), splat(sa), zerof()
+def _two_dots(x, stride, y, n):
+    """sum x y over n floats, of the rows at x and x + stride; each as `dot` adds it."""
+    a0, b0, a1, b1 = zerof(), zerof(), zerof(), zerof()
+    i = 0
+    while i + 2 * W <= n:
+        u, v = ldf(y + 4 * i), ldf(y + 4 * i + 4 * W)
+        a0, b0 = fma(ldf(x + 4 * i), u, a0), fma(ldf(x + 4 * i + 4 * W), v, b0)
+        a1, b1 = fma(ldf(x + stride + 4 * i), u, a1), fma(ldf(x + stride + 4 * i + 4 * W), v, b1)
+        i += 2 * W
+    while i < n:
+        u = ldf_part(y + 4 * i, n - i)
+        a0 = fma(ldf_part(x + 4 * i, n - i), u, a0)
+        a1 = fma(ldf_part(x + stride + 4 * i, n - i), u, a1)
+        i += W
+    return hsum(fadd(a0, b0)), hsum(fadd(a1, b1))
+
+
+@inline
+def _wkv7_rows(new, old, stride, w, k, b, r, v, sa, n):
+    """new = old w + v k + sa b over n floats of two rows, with two numbers each; returns the sums new r."""
+    v0, v1, s0, s1, y0, y1 = splat(v[0]), splat(v[1]), splat(sa[0]), splat(sa[1]), zerof(), zerof()
     i = 0
     while i + W <= n:
-        s = fma(ldf(old + 4 * i), ldf(w + 4 * i), fma(vv, ldf(k + 4 * i), fmul(vs, ldf(b + 4 * i))))
-        stf(new + 4 * i, s)
-        y = fma(s, ldf(r + 4 * i), y)
+        at, to = old + 4 * i, new + 4 * i
+        vw, vk, vb, vr = ldf(w + 4 * i), ldf(k + 4 * i), ldf(b + 4 * i), ldf(r + 4 * i)
+        x0 = fma(ldf(at), vw, fma(v0, vk, fmul(s0, vb)))
+        x1 = fma(ldf(at + stride), vw, fma(v1, vk, fmul(s1, vb)))
+        stf(to, x0)
+        stf(to + stride, x1)
+        y0, y1 = fma(x0, vr, y0), fma(x1, vr, y1)
         i += W
     if i < n:
-        m = n - i
-        s = fma(ldf_part(old + 4 * i, m), ldf_part(w + 4 * i, m),
-                fma(vv, ldf_part(k + 4 * i, m), fmul(vs, ldf_part(b + 4 * i, m))))
-        stf_part(new + 4 * i, s, m)
-        y = fadd(y, fmul(s, ldf_part(r + 4 * i, m)))
-    return hsum(y)
+        m, at, to = n - i, old + 4 * i, new + 4 * i
+        vw, vk, vb = ldf_part(w + 4 * i, m), ldf_part(k + 4 * i, m), ldf_part(b + 4 * i, m)
+        x0 = fma(ldf_part(at, m), vw, fma(v0, vk, fmul(s0, vb)))
+        x1 = fma(ldf_part(at + stride, m), vw, fma(v1, vk, fmul(s1, vb)))
+        stf_part(to, x0, m)
+        stf_part(to + stride, x1, m)
+        vr = ldf_part(r + 4 * i, m)
+        y0, y1 = fadd(y0, fmul(x0, vr)), fadd(y1, fmul(x1, vr))
+    return hsum(y0), hsum(y1)
 
 
 @inline
@@ -225,11 +250,14 @@ def _wkv7_block(node, u):
         copy_bytes(new, old, 4 * size * rows)
     for t in range(seq * per, (seq + 1) * per):
         o = t * row + at
-        for i in range(rows):
-            of = old + 4 * size * i
-            y = _wkv7_row(new + 4 * size * i, of, w + o, k + o, b + o, r + o, ld_f32(v + o + 4 * (i0 + i)),
-                          dot(of, a + o, size), size)
-            st_f32(d + o + 4 * (i0 + i), y)
+        for i in range(0, rows, 2):
+            row0, i_nbytes = old + 4 * size * i, 4 * (i0 + i)
+            next = 4 if i + 1 < rows else 0         # the last of an odd number is computed twice
+            pv, pd, stride = v + o + i_nbytes, d + o + i_nbytes, next * size
+            y0, y1 = _wkv7_rows(new + 4 * size * i, row0, stride, w + o, k + o, b + o, r + o,
+                                (ld_f32(pv), ld_f32(pv + next)), _two_dots(row0, stride, a + o, size), size)
+            st_f32(pd, y0)
+            st_f32(pd + next, y1)
         old = new
     return OK
 

@@ -7,8 +7,13 @@ equal elements keep theirs (ggml promises none).
     up to FEW      every element counts the keys that come before its own: that is its place; no branch to guess
     more           key and index share a 64-bit word; the words go through three passes of a radix sort by 11 bits
 
-top_k first finds, by a histogram of the keys' upper 11 bits, which words can be among the k first, and sorts only
-those.
+top_k first finds which words can be among the k first, and sorts only those.  For a small k of rows side by side,
+elements are put into groups, twice as many as k or more: what comes after the k-th first of the groups' first ones is
+not among them.
+
+    keys      |vector 0|vector 1|...|vector 7|vector 8|...      lane j of vectors i, i + 8, i + 16... is a group
+
+Otherwise a histogram of the keys' upper 11 bits tells it.
 """
 import numpy as np
 from llvmlite import ir
@@ -32,6 +37,7 @@ ASC, DESC = 0, 1
 BITS, BINS = 11, 1 << 11
 # up to so many elements n^2 comparisons are faster than three passes of radix sort, or than a histogram (top_k)
 FEW, FEW_TOP = 288, 160
+GROUP_VECTORS = 8                               # vectors of groups; twice as many for a larger k
 NAN_KEY, NO_KEY = 0x7FFFFFFE, 0x7FFFFFFF                # key of NaN, the largest; key that fills up the last vector
 
 
@@ -128,6 +134,62 @@ def _ranks(typingctx, keys, n, ranks):
     return types.void(*(types.int64,) * 3), codegen
 
 
+@intrinsic
+def _descending_keys(typingctx, x, keys, count):
+    """Keys of `count` vectors of floats at x, which sort them in descending order, as `_key` says."""
+    def codegen(context, b, sig, args):
+        x, keys, count = args
+
+        def number(n):
+            return const_ir("i32", [n] * W)
+
+        def body(b, state):
+            at, to = state
+            bits = load_ir(b, at, vec_ir("i32", W), 4)
+            size = b.and_(bits, number(0x7FFFFFFF))
+            key = b.xor(bits, b.and_(b.ashr(bits, number(31)), number(0x7FFFFFFF)))
+            key = b.select(b.icmp_signed("==", size, number(0)), number(0), key)
+            key = b.select(b.icmp_signed(">", size, number(0x7F800000)), number(NAN_KEY), key)
+            store_ir(b, b.xor(key, number(-1)), to, 4)
+            return [b.add(at, i64(4 * W)), b.add(to, i64(4 * W))]
+        for_ir(b, count, [(IR_I64, x), (IR_I64, keys)], body)
+        return context.get_dummy_value()
+    return types.void(*(types.int64,) * 3), codegen
+
+
+@intrinsic
+def _least_of_groups(typingctx, keys, count, groups, n_vectors):
+    """The least key of each group of `count` vectors of keys; the groups fill n_vectors."""
+    def codegen(context, b, sig, args):
+        keys, count, groups, n_vectors = args
+        v = vec_ir("i32", W)
+
+        def group(b, state):
+            at, to, left = state
+
+            def body(b, state):
+                key = load_ir(b, state[0], v, 4)
+                least = b.select(b.icmp_signed("<", key, state[1]), key, state[1])
+                return [b.add(state[0], b.mul(n_vectors, i64(4 * W))), least]
+            n = b.udiv(b.add(left, b.sub(n_vectors, i64(1))), n_vectors)
+            _, least = for_ir(b, n, [(IR_I64, at), (v, const_ir("i32", [NO_KEY] * W))], body)
+            store_ir(b, least, to, 4)
+            return [b.add(at, i64(4 * W)), b.add(to, i64(4 * W)), b.sub(left, i64(1))]
+        for_ir(b, n_vectors, [(IR_I64, keys), (IR_I64, groups), (IR_I64, count)], group)
+        return context.get_dummy_value()
+    return types.void(*(types.int64,) * 4), codegen
+
+
+@intrinsic
+def _any_up_to(typingctx, keys, limit):
+    """Is one of the vector of keys no larger than the limit?"""
+    def codegen(context, b, sig, args):
+        key = load_ir(b, args[0], vec_ir("i32", W), 4)
+        hits = b.icmp_signed("<=", key, splat_ir(b, b.trunc(args[1], IR_I32), W))
+        return b.icmp_unsigned("!=", b.bitcast(hits, ir.IntType(W)), ir.Constant(ir.IntType(W), 0))
+    return types.boolean(types.int64, types.int64), codegen
+
+
 @inline
 def _fill_up(keys, n):
     """Append keys that sort last, up to a multiple of W; returns the new number."""
@@ -186,6 +248,35 @@ def _candidates(words, spare, counts, n, k):
 
 
 @inline
+def _n_group_vectors(n, k, step):
+    """How many vectors of groups tell the k first of n floats; 0: too few, or they do not lie side by side."""
+    n_vectors = GROUP_VECTORS if 2 * k <= GROUP_VECTORS * W else 2 * GROUP_VECTORS
+    return n_vectors if step == 4 and 2 * k <= n_vectors * W and 2 * n_vectors * W <= n else 0
+
+
+@inline
+def _candidates_by_groups(found, x, n, k, keys, groups, n_vectors):
+    """Collects in `found` the words of those floats that may be among the k largest; returns their number."""
+    _descending_keys(x, keys, n // W)
+    for i in range(n // W * W, n):
+        st_i32(keys + 4 * i, types.int32(_key(x + 4 * i, True)))
+    whole, n_groups = _fill_up(keys, n), n_vectors * W
+    ranks, limit = groups + 4 * n_groups, types.int64(0)
+    _least_of_groups(keys, whole // W, groups, n_vectors)
+    _ranks(groups, n_groups, ranks)
+    for i in range(n_groups):
+        limit = types.int64(ld_i32(groups + 4 * i)) if ld_i32(ranks + 4 * i) == k - 1 else limit
+    m = 0
+    for i in range(0, whole, W):
+        if _any_up_to(keys + 4 * i, limit):
+            for j in range(i, i + W):
+                key = types.int64(ld_i32(keys + 4 * j))
+                st_i64(found + 8 * m, key + (1 << 31) << 31 | j)
+                m += key <= limit
+    return m
+
+
+@inline
 def _sort_few(to, x, step, n, k, descending, keys, ranks):
     """Write the first k of few floats, by n^2 comparisons."""
     for i in range(n):
@@ -198,13 +289,16 @@ def _sort_few(to, x, step, n, k, descending, keys, ranks):
 
 
 @inline
-def _sort_many(to, x, step, n, k, descending, counts, words, spare):
+def _sort_many(to, x, step, n, k, descending, n_vectors, counts, words, spare):
     """Write the first k of any number of floats; if k is small, only candidates for them are sorted."""
-    for i in range(n):
-        st_i64(words + 8 * i, _key(x + i * step, descending) + (1 << 31) << 31 | i)
     m, w, s = n, words, spare
-    if k < n // 2:
-        m, w, s = _candidates(words, spare, counts, n, k), spare, words
+    if n_vectors > 0:
+        m, w, s = _candidates_by_groups(spare, x, n, k, words, counts, n_vectors), spare, words
+    else:
+        for i in range(n):
+            st_i64(words + 8 * i, _key(x + i * step, descending) + (1 << 31) << 31 | i)
+        if k < n // 2:
+            m, w, s = _candidates(words, spare, counts, n, k), spare, words
     if m > FEW:
         _sorted(w, s, counts, m)
         for i in range(k):
@@ -245,7 +339,8 @@ def _make(top):
             if n <= (FEW_TOP if k < n // 2 else FEW):
                 _sort_few(to, x, step, n, k, descending, words, spare)
             else:
-                _sort_many(to, x, step, n, k, descending, counts, words, spare)
+                _sort_many(to, x, step, n, k, descending, _n_group_vectors(n, k, step) if top else 0, counts, words,
+                           spare)
             if top and k > 1:
                 first = ld_i32(to)
                 st_i32(to, ld_i32(to + 4))
@@ -285,6 +380,9 @@ def top_cases():
             if k <= n:
                 yield Case(f"{n} {k}", lambda inp, n=n, k=k: top_k(_rows(inp, (n, 1 + 4000 // n, 1, 1)), k), 0.0)
     yield Case("ties", lambda inp: top_k(_rows(inp, (1000, 4, 3, 1), 10), 100), 0.0)
+    x = np.tile(np.array([0, -0.0, np.inf, -np.inf, 1e-40, -1e-40, 1, -1], np.float32), 160)
+    yield Case("special", lambda inp: top_k(inp.new(F32, (1280, 2), np.stack([x, x[::-1]])), 100), 0.0)
+    yield Case("transposed", lambda inp: top_k(permute(_rows(inp, (6, 1000)), 1, 0, 2, 3), 40), 0.0)
 
 
 SPECS = (Spec(op=OP.ARGSORT, builders=(argsort, argsort_top_k), reference=reference, kernel=kernel,

@@ -18,7 +18,7 @@ from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32
 from ggjit.ops.native.node import DST, SRC1, SRC2, SRC3, SRC4, addr, ne, row_addr, row_index
 from ggjit.ops.native.row_loops import over_rows
-from ggjit.ops.native.simd import W, fadd, fdiv, fma, fmul, fsub, ldf_part, splat, stf_part, vsqrt
+from ggjit.ops.native.simd import W, fadd, fdiv, fma, fmul, fsub, ldf, ldf_part, splat, stf, stf_part, vsqrt
 
 f32 = types.float32
 
@@ -104,9 +104,13 @@ def _sgd(node, r):
     w, g = row_addr(d, i1, i2, i3), row_addr(node + SRC1, i1, i2, i3)
     alpha = _setting(s, 0)
     keep, step = splat(f32(1.0) - alpha * _setting(s, 1)), splat(alpha)
-    for i in range(0, ne(d, 0), W):
-        n, at = min(W, ne(d, 0) - i), 4 * i
-        stf_part(w + at, fsub(fmul(ldf_part(w + at, n), keep), fmul(ldf_part(g + at, n), step)), n)
+    i, n = 0, ne(d, 0)
+    while i + W <= n:
+        stf(w + 4 * i, fsub(fmul(ldf(w + 4 * i), keep), fmul(ldf(g + 4 * i), step)))
+        i += W
+    if i < n:
+        last = fsub(fmul(ldf_part(w + 4 * i, n - i), keep), fmul(ldf_part(g + 4 * i, n - i), step))
+        stf_part(w + 4 * i, last, n - i)
     return OK
 
 

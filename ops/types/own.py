@@ -1,4 +1,4 @@
-"""Types of your own: quantised blocks by functions of one block, written in a notebook cell.
+"""User-defined types: quantised blocks by functions of one block, written in a notebook cell.
 
     def to_float(block, x):         # block: `nbytes` bytes (uint8), x: `block` values (float32), which it writes
         d = gg.load_half(block, 0)

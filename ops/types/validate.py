@@ -1,4 +1,4 @@
-"""Do the bytes of a tensor hold numbers?  NaN and infinities, in quantised types those of a block's scales
+"""Checks that the bytes of a tensor hold finite numbers, in quantised types the scales of blocks
 (ggml_validate_row_data).
 
     q4_1  | d | m | quants ...                  d and m are float16: checked; quants can be anything

@@ -1,4 +1,4 @@
-"""Twelve kernels that use every kind of function of the seam (ops/cuda/compiler/contract.py), and what each leaves.
+"""Twelve kernels that use every kind of function of compilers (ops/cuda/compiler/contract.py), and what each leaves.
 
 A kernel works on one block of THREADS threads over memory of N words: x words 0 ... N - 1 as float32 values 0.5, 1.5,
 ... and y = x + 4 N bytes, where it leaves its results.  An implementation passes when it compiles all of them; one that

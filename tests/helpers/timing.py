@@ -52,6 +52,6 @@ def interrupted(delay):
             yield spent
         finally:
             timer.cancel()
-    assert at, "interrupted by somebody else"
+    assert at, "interrupted by another thread"
     spent.seconds = time.process_time() - at[0]
     assert time.monotonic() - at[1] < HANGS

@@ -79,7 +79,7 @@ def test_bytes_against_time_in_one_call(path, whole):
     assert f"{len(IDS)} tokens" in str(found) and "too small" in str(found)
     if importlib.util.find_spec("matplotlib"):
         assert len(found.plot().lines[0].get_xdata()) == 2
-    for bad in ({"text": []}, {"shares": (0,)}, {"shares": 2}, {"repeats": 0}, {"arena": "1G"}):
+    for bad in ({"text": []}, {"text": 0}, {"shares": (0,)}, {"shares": 2}, {"repeats": 0}, {"arena": "1G"}):
         with pytest.raises(gg.ParamError):
             gg.pareto(path, **{"text": 8, **bad})
     with pytest.raises(gg.TypeMismatch, match="clock is a function"):

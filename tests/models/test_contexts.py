@@ -192,7 +192,7 @@ def test_states_that_do_not_fit(tmp_path):
         want = m.decode([5])
         m.load_state(state)
         for bad in (state[:-1], state[:40], b"", state[:50] + b"x" + state[51:], state + b"x", MAGIC):
-            with pytest.raises(gg.BadFile, match="cut off or damaged|no saved state"):
+            with pytest.raises(gg.BadFile, match="cut off or damaged|not a saved state"):
                 m.load_state(bad)
         nested = MAGIC + struct.pack("<I", 4000) + b"[" * 4000
         with pytest.raises(gg.BadFile, match="the header cannot be read"):

@@ -1,5 +1,6 @@
 """The GGUF reader: against the `gguf` package, against hostile headers, against the clock."""
 import contextlib
+import copy
 import math
 import random
 import struct
@@ -12,7 +13,9 @@ from helpers.timing import processor_time
 
 from ggjit.models import load_model
 from ggjit.models.files.gguf import DEFAULT_ALIGNMENT, GGUFFile, StringArray
-from ggjit.ops.core.errors import BadFile
+from ggjit.models.files.quantized_part import quantized_file
+from ggjit.models.files.save import save_gguf
+from ggjit.ops.core.errors import BadFile, TypeMismatch
 
 gguf = pytest.importorskip("gguf")
 
@@ -194,6 +197,19 @@ def test_long_strings_are_refused_before_they_are_copied():
     blob = bytearray(file([key("k", STR, struct.pack("<Q", 1 << 27))]))
     with pytest.raises(BadFile, match="at most 67108864"):
         GGUFFile.from_bytes(blob + bytes(1 << 27))
+
+
+def test_a_file_with_matrices_in_memory_is_not_copied_as_the_one_on_disk(tmp_path, monkeypatch):
+    path = tmp_path / "m.gguf"
+    save_gguf(path, {"token_embd.weight": np.ones((2, 32), np.float32)}, {"general.architecture": "llama"})
+    monkeypatch.chdir(tmp_path)
+    stored = GGUFFile("m.gguf")
+    made = quantized_file(quantized_file(stored, "Q8_0"), "Q4_0")
+    with pytest.raises(TypeMismatch, match="was quantised.*in memory alone"):
+        copy.copy(made)
+    monkeypatch.chdir("/")
+    assert copy.copy(made.stored).tensors == stored.tensors
+    assert made.stored is stored.stored is stored
 
 
 def test_path_problems_are_bad_files(tmp_path):

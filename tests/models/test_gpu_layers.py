@@ -68,7 +68,7 @@ def test_patterns_that_place_nothing(path):
     with pytest.warns(UserWarning, match="'expz' is in no tensor's name and has no effect; `ggjit info FILE`"):
         load_model(path, backend=gpu, n_gpu_layers=1, override_tensor={"expz": "CPU"}).free()
     for options, words in (({"n_gpu_layers": 1, "override_tensor": {"ffn": "B"}}, "no device 'B'.*there are CPU, A"),
-                           ({"n_gpu_layers": 1, "override_tensor": {"[": "CPU"}}, "is no pattern of names"),
+                           ({"n_gpu_layers": 1, "override_tensor": {"[": "CPU"}}, "is not a pattern of names"),
                            ({"n_gpu_layers": 1, "override_tensor": ["ffn=CPU"]}, "takes {pattern: device}, got list")):
         with pytest.raises(gg.GgjitError, match=words):
             load_model(path, backend=gpu, **options)

@@ -61,8 +61,8 @@ def test_the_notation(text, yes, no):
     ('root ::= "a"\nb ::= b "x" | "y"', "line 2: rule 'b' begins with itself"),
     ('root ::= a\na ::= b "x"\nb ::= c? a | "y"\nc ::= "z"', "rule '[ab]' begins with itself, through '[ab]'"),
     ('root ::= (root "a")? "b"', "begins with itself"), ('root ::= "a" root', "rule 'root' matches nothing"),
-    ('root ::= "a" x\nx ::= []', "line 2: rule 'x' matches nothing"), ("root ::= <[999]>", r"<\[999\]> is no token"),
-    ("root ::= <none>", "<none> is no token"), ("root ::= <ab", "expected > at"),
+    ('root ::= "a" x\nx ::= []', "line 2: rule 'x' matches nothing"), ("root ::= <[999]>", r"<\[999\]> is not a token"),
+    ("root ::= <none>", "<none> is not a token"), ("root ::= <ab", "expected > at"),
     ("root ::= " + "(" * 200, "more than 100 groups"),
     ('root ::= "' + "a" * 100 + '"{500}', "elements to repeat")])
 def test_what_is_no_grammar(text, words):

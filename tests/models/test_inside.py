@@ -221,7 +221,7 @@ def test_more_than_memory_holds(model, monkeypatch):
         assert isinstance(c[name], np.memmap)
         near(c[name][..., :len(IDS)], kept[name][..., :len(IDS)], 1e-6)
     del c
-    near(halfway, want["blk.0.l_out"], 1e-6)                # its file is there as long as the array
+    near(halfway, want["blk.0.l_out"], 1e-6)                # the file exists as long as the array
 
 
 def test_more_than_memory_and_disk_hold(model, monkeypatch):

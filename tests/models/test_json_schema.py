@@ -94,11 +94,11 @@ def test_patterns_are_written_as_json():
 
 
 @pytest.mark.parametrize("schema, words", [
-    (3, "3 is no schema"), (False, "False is no schema"), ("{", "is no JSON"),
+    (3, "3 is not a schema"), (False, "False is not a schema"), ("{", "is not JSON"),
     ({"type": "strin"}, "#: no type 'strin'; there are object"),
     ({"properties": {"a": {"type": 3}}}, "#-a: no type 3"), ({"$ref": "#/x"}, "leads nowhere: there is no 'x'"),
     ({"enum": []}, "no values"),
-    ({"$ref": "https://x"}, "no place in this schema"), ({"$ref": "#"}, "matches nothing"),
+    ({"$ref": "https://x"}, "not a place in this schema"), ({"$ref": "#"}, "matches nothing"),
     ({"anyOf": []}, "a list of schemas"),
     ({"pattern": "a"}, r"begin with \^"), ({"pattern": "^(a$"}, r"\( without \)"), ({"pattern": "^a)$"}, r"\) without"),
     ({"pattern": "^(?=a)$"}, "not supported"), ({"pattern": "^[b-a]$"}, "backwards"),

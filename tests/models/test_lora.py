@@ -69,7 +69,7 @@ def test_adapters_are_merged_into_a_file(files, tmp_path):
     assert repr(after[Q].type) == "Q8_0" and np.abs(logits(tmp_path / "q.gguf") - want).max() < 0.1
     changed = {name for name in before if after[name].bytes() != before[name].bytes()}
     assert changed == {name for name in before if name.split(".")[-2] in TARGETS}
-    with pytest.raises(gg.BadFile, match="is no LoRA adapter"):
+    with pytest.raises(gg.BadFile, match="is not a LoRA adapter"):
         edit_gguf(model, tmp_path / "no.gguf", lora=[model], progress=False)
     assert not (tmp_path / "no.gguf").exists()
 
@@ -186,7 +186,7 @@ def test_an_adapter_cut_off_anywhere_is_refused(files, tmp_path):
 
 
 BAD = {
-    "no adapter": (dict(PAIR), {"general.type": "model"}, gg.BadFile, "no LoRA adapter: general.type is 'model'"),
+    "no adapter": (dict(PAIR), {"general.type": "model"}, gg.BadFile, "not a LoRA adapter: general.type is 'model'"),
     "another kind": (dict(PAIR), {"adapter.type": "control_vector"}, gg.BadFile, "adapter.type 'control_vector'"),
     "another architecture": (dict(PAIR), {"general.architecture": "gemma"}, gg.ModelError, "architecture 'gemma'"),
     "on words": (dict(PAIR), {"adapter.alora.invocation_tokens": [1, 2]}, gg.NotSupported, "switched on by words"),
@@ -196,7 +196,7 @@ BAD = {
     "two ranks": (PAIR | {Q + ".lora_b": (tiny_model.DIM, 8)}, {}, gg.BadFile, "different rank"),
     "one of two": ({Q + ".lora_a": (4, 64)}, {}, gg.BadFile, "one matrix of two"),
     "nothing": ({}, {}, gg.BadFile, "no matrices"),
-    "a norm": (PAIR | {"output_norm.weight": (64,)}, {}, gg.BadFile, "'output_norm.weight' are no matrices"),
+    "a norm": (PAIR | {"output_norm.weight": (64,)}, {}, gg.BadFile, "'output_norm.weight' are not matrices"),
     "an embedding that makes logits": ({"token_embd.weight.lora_a": (48, 4), "token_embd.weight.lora_b": (64, 4)}, {},
                                        gg.NotSupported, "also makes its logits from"),
     "alpha": (dict(PAIR), {"adapter.lora.alpha": np.float32("nan")}, gg.BadFile, "adapter.lora.alpha is nan"),

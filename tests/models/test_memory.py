@@ -108,7 +108,7 @@ def test_terms_add_up_and_follow_what_is_held(loaded):
     assert near(use.total, use.process.total)
     assert use.terms["KV cache"] >= m.kv_nbytes and use.terms["compute"] > 0
     text, table = str(use), use._repr_html_()
-    assert "KV cache" in text and "the process says" in text and "<table>" in table
+    assert "KV cache" in text and "this process now" in text and "<table>" in table
     del logits
     assert "logits" not in m.memory().terms
     m.free()

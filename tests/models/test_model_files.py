@@ -92,8 +92,8 @@ def test_a_type_without_kernels_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path,error,text", [
     (5, gg.TypeMismatch, "the path of a GGUF file, got int"),
-    ("a\0b", gg.BadFile, "no path of a file: .*embedded null"),
-    ("\ud800", gg.BadFile, "no path of a file: 'utf-8'")])
+    ("a\0b", gg.BadFile, "not a path of a file: .*embedded null"),
+    ("\ud800", gg.BadFile, "not a path of a file: 'utf-8'")])
 def test_bad_paths(path, error, text):
     with pytest.raises(error, match=text):
         load_model(path)

@@ -62,7 +62,7 @@ def test_files_and_the_command(tmp_path, capsys):
 
 def test_bad_tasks(tmp_path):
     for name, text, words in (("a.txt", "one\n2\n", "has 2 lines; a task has 6"),
-                              ("b.txt", "c\nx\n1\n2\n3\n4\n", "line 2: .x. is no number"),
+                              ("b.txt", "c\nx\n1\n2\n3\n4\n", "line 2: .x. is not a number"),
                               ("c.jsonl", "{}\n", "line 1: expected"),
                               ("d.jsonl", '{"context": "a", "choices": ["b"], "answer": 3}', "the answer is 3")):
         (tmp_path / name).write_text(text)

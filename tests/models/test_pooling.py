@@ -30,7 +30,7 @@ def test_against_llamacpp(name, tmp_path, need):
                 m.embed_ids(pooled_files.IDS)
         else:
             got, want = m.embed_ids(pooled_files.IDS), want / np.linalg.norm(want)
-            with pytest.raises(gg.NotSupported, match="is no reranker"):
+            with pytest.raises(gg.NotSupported, match="is not a reranker"):
                 m.rank_ids(pooled_files.IDS)
         assert got.shape == want.shape and got.dtype == np.float32
         # BERT's GELU is the exact one here, and read from a table of F16 there; a score is a sum of terms of about 1
@@ -52,7 +52,7 @@ def test_a_file_without_pooling_says_what_to_do(tmp_path):
     with load_model(path, n_threads=1) as m:
         with pytest.raises(gg.NotSupported, match="says no pooling.*pooling=\"mean\""):
             m.embed_ids([1, 2])
-        with pytest.raises(gg.NotSupported, match="is no reranker.*m.embed"):
+        with pytest.raises(gg.NotSupported, match="is not a reranker.*m.embed"):
             m.rerank("a", ["b"])
         assert len(m.logits([1, 2])) == 2               # as usable as before
     with pytest.raises(gg.ParamError, match="pooling must be one of none, mean, cls, last, rank, got 'max'"):

@@ -114,7 +114,7 @@ def tiny_in_llama_order(tiny, tmp_path):
 @pytest.mark.parametrize("call, error, message", [
     (dict(type="Q4_K_X"), gg.ParamError, "no type 'Q4_K_X' of a file .did you mean Q4_K_"),
     (dict(type="Q4_0", tensor_types={"ffn_dwn": "q8_0"}), gg.ParamError, "no tensor's name has 'ffn_dwn'"),
-    (dict(type="Q4_0", tensor_types={"(": "q8_0"}), gg.ParamError, "no regular expression"),
+    (dict(type="Q4_0", tensor_types={"(": "q8_0"}), gg.ParamError, "not a regular expression"),
     (dict(type="Q4_0", tensor_types={"ffn": "q4_kk"}), gg.ParamError, "no tensor type 'q4_kk' .did you mean q4_k"),
     (dict(type="Q4_0", imatrix=3), gg.ParamError, "imatrix takes the path of a file or an Imatrix, got int"),
     (dict(type="COPY", tensor_types={"ffn": "q8_0"}), gg.ParamError, "COPY gives every .* tensor_types .* be ignored"),
@@ -125,7 +125,7 @@ def tiny_in_llama_order(tiny, tmp_path):
     (dict(type="Q4_0", tensor_types={"ffn": "q8_K"}), gg.ParamError, "no tensor type 'q8_K'"),
     (dict(type="Q4_0", tensor_types=["ffn"]), gg.TypeMismatch, "tensor_types must be a dict"),
     (dict(type="Q4_0", output_type=""), gg.ParamError, "no tensor type ''"),
-    (dict(path="a\0b", type="Q4_0"), gg.BadFile, "is no path of a file"),
+    (dict(path="a\0b", type="Q4_0"), gg.BadFile, "is not a path of a file"),
     (dict(type="Q4_0", max_nbytes=0), gg.ParamError, "max_nbytes is a positive number"),
     (dict(type="Q4_0", tipe=1), gg.TypeMismatch, "tipe")])
 def test_refusals_before_anything_is_written(call, error, message, tiny, tmp_path):

@@ -101,7 +101,7 @@ def test_alignment_is_kept(tmp_path, align):
     ([np.ones(1)], {}, gg.TypeMismatch, "tensors must be a dict .*got list"),
     ({}, ["k"], gg.TypeMismatch, "metadata must be a dict .*got list"),
     ({}, 5, gg.TypeMismatch, "metadata must be a dict .*got int"),
-    ({}, {"k": "\ud800"}, gg.ParamError, "no Unicode text"),
+    ({}, {"k": "\ud800"}, gg.ParamError, "not Unicode text"),
     ({"a": gg.Context().new_tensor(gg.F32, (3,), "a")}, {}, gg.NotAllocated, "a F32 .* has no memory")])
 def test_what_cannot_be_written_leaves_no_file(tmp_path, tensors, metadata, error, text):
     (tmp_path / "a.gguf").write_bytes(b"as before")

@@ -256,9 +256,9 @@ def test_vectors_that_do_not_fit_are_refused(vectors, error, words, m):
 
 
 @pytest.mark.parametrize(("tensors", "metadata", "words"), [
-    ({"direction.1": np.ones(4, np.float32)}, {"general.architecture": "llama"}, "no control vector"),
-    ({"direction.0": np.ones(4, np.float32)}, {}, "no direction of a layer from 1 on"),
-    ({"up.1": np.ones(4, np.float32)}, {}, "no direction"), ({}, {}, "holds no directions"),
+    ({"direction.1": np.ones(4, np.float32)}, {"general.architecture": "llama"}, "not a control vector"),
+    ({"direction.0": np.ones(4, np.float32)}, {}, "not a direction of a layer from 1 on"),
+    ({"up.1": np.ones(4, np.float32)}, {}, "not a direction"), ({}, {}, "holds no directions"),
     ({"direction.1": np.float32([1, np.nan])}, {}, "finite F32"),
     ({"direction.1": np.ones((2, 2), np.float32)}, {}, "finite F32")])
 def test_files_that_are_none_are_refused(tensors, metadata, words, tmp_path):

@@ -22,7 +22,7 @@ def m():
 
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory):
-    """The small model in F32, with an F32 cache: differences of log-probabilities are not those of rounding."""
+    """The small model in F32, with an F32 cache: rounding does not change log-probabilities."""
     path = tmp_path_factory.mktemp("model") / "f32.gguf"
     quantize_gguf(EMBEDDED, path, "F32", requantize=True, progress=False)
     with load_model(path, n_threads=1, n_ctx=128, kv_type="F32") as m:

@@ -300,7 +300,8 @@ def test_a_pickle_opens_the_file_anew(tmp_path, monkeypatch):
     t = Tokenizer.from_gguf(GGUFFile("v.gguf"))
     made = [pickle.dumps(t), copy.copy(t), copy.deepcopy(t)]
     monkeypatch.chdir("/")
-    assert [x.piece(1) for x in (pickle.loads(made[0]), *made[1:])] == [b"a"] * 3
+    assert [x.piece(1) for x in (pickle.loads(made[0]), *made[1:], copy.copy(t))] == [b"a"] * 4
+    assert repr(made[2]) == f"<{type(t).__name__} of 2 tokens, {tmp_path / 'v.gguf'}>"
     inside = Tokenizer.from_gguf(GGUFFile.from_bytes((tmp_path / "v.gguf").read_bytes()))
     with pytest.raises(TypeMismatch, match="bytes in memory.*from_bytes"):
         pickle.dumps(inside)

@@ -172,7 +172,7 @@ def test_one_picture_needs_no_list():
     assert one.source is samples and other.source[1] == third.source[1] == 8000 and len(two) == 2
     with pytest.raises(gg.TypeMismatch, match="images is a list of pictures, got int"):
         pictures_and_sounds(5, ())
-    with pytest.raises(gg.ParamError, match="'video', which is no text, picture or sound"):
+    with pytest.raises(gg.ParamError, match="'video', which is not text, picture or sound"):
         without_pictures([{"role": "user", "content": [{"type": "image", "image": "x"}, {"type": "video"}]}])
 
 

@@ -9,6 +9,7 @@ import pytest
 from numba import njit
 
 import ggjit as gg
+from ggjit.graphs.plan_node import plan_nodes
 from ggjit.ops.elementwise import custom_trial
 from ggjit.ops.elementwise.custom_bounds import indexes_by_values
 
@@ -254,6 +255,38 @@ def _count_read(dst, a, b, ith, nth):
         dst[i, 0] = 0
 
 
+def _made_so_long(dst, a, b, ith, nth):
+    dst[np.sqrt(np.zeros(int(a[0, 0]))).shape[0], 0] = 1
+
+
+def _found_so_many(dst, a, b, ith, nth):
+    dst[len(np.nonzero(a)[0]), 0] = 1
+
+
+def _appended_so_often(dst, a, b, ith, nth):
+    found = [0]
+    for i in range(a.shape[0]):
+        if a[i, 0] > 0:
+            found.append(i)
+    dst[len(found) - 1, 0] = 1
+
+
+def _one_of_two(dst, a, b, ith, nth):
+    x = a
+    if a[0, 0] > 0:
+        x = b
+    dst[len(x) - 1, 0] = 1
+
+
+def _as_long_as_given(dst, a, b, ith, nth):
+    sums, like = np.zeros(len(a), np.float32), np.zeros_like(a)
+    sums += a[:, 0]
+    like[0] = a[0] + b[0]
+    for i in range(len(sums)):
+        for j in range((like * 2).shape[1]):
+            dst[i, j] = sums[i] + like[i, j]
+
+
 def _mask(dst, a, b, ith, nth):
     dst[0][a[0] > 0] = 1
 
@@ -275,7 +308,9 @@ def _whole_rows(dst, a, b, ith, nth):
     (_loops, False), (_whole_rows, False), (_helper_value, False), (_read_index, True), (_largest, True),
     (_until_zero, True), (_until_zero_or_the_end, True), (_where_large, True), (_listed, True), (_clipped, False),
     (_through_a_view, True), (_through_names, True), (_in_place, True), (_where_decided, True),
-    (_sums_in_a_view, False), (_count_read, True), (_mask, True), (_helper_index, True)])
+    (_sums_in_a_view, False), (_count_read, True), (_mask, True), (_helper_index, True),
+    (_made_so_long, True), (_found_so_many, True), (_appended_so_often, True), (_one_of_two, True),
+    (_as_long_as_given, False)])
 def test_which_functions_index_by_values(function, expected):
     assert indexes_by_values(njit(function), 3) is expected
 
@@ -346,3 +381,16 @@ def test_a_switch(monkeypatch):
     for cpu in CPUS:
         with pytest.raises(gg.ParamError, match="checked or unchecked"):
             gg.compute(gg.map_custom1(tensor(), nothing), backend=cpu)
+
+
+def test_a_plan_asks_once_for_the_kernel_of_each_users_node():
+    x, asked = tensor(), []
+    nodes = [gg.map_custom1(x, njit(_of_its_own)), gg.neg(x), gg.map_custom1(x, njit(_of_its_own)), gg.neg(x)]
+    ids = np.array([t.id for t in nodes])
+    parts = plan_nodes(nodes, ids, lambda t: asked.append(t.id))
+    assert sorted(asked) == sorted(ids[:3]) and len(set(parts.kinds.tolist())) == 3
+    assert [part.t.id for part in parts] == ids.tolist()
+
+
+def _of_its_own(dst, a, ith, nth):
+    dst[:] = a

@@ -1,12 +1,15 @@
-"""Moving bytes, and handing rows out to threads that keep their own."""
+"""Moving bytes, and handing rows out to threads."""
+import itertools
+
 import numpy as np
 import pytest
 
+from ggjit.ops.matmul.repack import codes
 from ggjit.ops.native.jit import native
 from ggjit.ops.native.node import CHUNK, S_ABORT, S_DEADLINE
 from ggjit.ops.native.row_affinity import BITS, affinity_chunk, affinity_next, countable, own_first
 from ggjit.ops.native.simd import B
-from ggjit.ops.types.shared.moves import AHEAD, FAR, LONG, SHORT, move_bytes
+from ggjit.ops.types.shared.moves import AHEAD, FAR, LINE, LONG, SHORT, STRING, move_bytes
 
 
 @native("i64(i64, i64)")
@@ -29,9 +32,9 @@ def counted(chunk, n):
     return countable(chunk, n)
 
 
-@native("i64(i64, i64, i64)")
-def move(dst, src, n):
-    move_bytes(dst, src, n)
+@native("i64(i64, i64, i64, i64)")
+def move(dst, src, n, together):
+    move_bytes(dst, src, n, together)
     return 0
 
 
@@ -106,14 +109,24 @@ def test_nothing_is_handed_out_after_an_abort():
     assert not rows.take(0) and not rows.take(1)
 
 
-@pytest.mark.parametrize("skew", [0, 1, 7])
-def test_bytes_are_moved_and_no_others(skew):
+@pytest.mark.parametrize("skew", [0, 1, 7, None])           # None: both sides start at one place in a line
+@pytest.mark.parametrize("together", [0, FAR])
+def test_bytes_are_moved_and_no_others(skew, together):
     rng = np.random.default_rng()
-    edges = [m + d for m in (0, B, 4 * B, SHORT, LONG, LONG + AHEAD, FAR) for d in (-5, -4, -1, 0, 1, 4, 5)]
+    edges = [m + d for m in (0, B, 4 * B, SHORT, LONG, LONG + AHEAD, STRING, FAR) for d in (-5, -4, -1, 0, 1, 4, 5)]
     some = [*rng.integers(0, LONG + 100, 40).tolist(), *rng.integers(LONG, FAR, 9).tolist()]
     for n in sorted({k for k in edges + some if k >= 0}):
-        src, dst = rng.integers(0, 256, n + 2 * B, np.uint8), rng.integers(0, 256, n + 2 * B, np.uint8)
-        expected = dst.copy()
-        expected[B + skew:B + skew + n] = src[3:3 + n]
-        move(dst.ctypes.data + B + skew, src.ctypes.data + 3, n)
+        src, dst = (rng.integers(0, 256, n + 2 * B + LINE, np.uint8) for _ in range(2))
+        at, expected = B + ((src.ctypes.data + 3 - B - dst.ctypes.data) % LINE if skew is None else skew), dst.copy()
+        expected[at:at + n] = src[3:3 + n]
+        move(dst.ctypes.data + at, src.ctypes.data + 3, n, together)
         assert np.array_equal(dst, expected), n
+
+
+def test_chunks_of_rows_are_even():
+    """Threads that take them in turns have the same number of units, but for one."""
+    for units, most, nth in itertools.product(range(1, 80), (1, 3, 8), (1, 2, 3, 8)):
+        chunks = codes.even_chunks.py_func(units, most, nth)
+        sizes = np.diff([codes.even_start.py_func(units, i, chunks) for i in range(chunks + 1)])
+        assert sizes.sum() == units and 0 < sizes.min() and sizes.max() <= most
+        assert np.ptp([sizes[ith::nth].sum() for ith in range(nth)]) <= 1

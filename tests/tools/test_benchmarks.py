@@ -95,10 +95,10 @@ def test_the_comparison_with_numpy_alone(run, tmp_path, monkeypatch):
     assert [r.against for r in products] == ["numpy"] and products[0].ratio > 0.01
     assert products[0].ratio == pytest.approx(products[0].peer.median / products[0].ours.median)
     assert done.rows["costs"][0].passed is True
-    assert any("before" in line for line in done.lines) and any("numpy" in line for line in done.lines)
-    assert any(line.startswith("wheel: missing: no ggml libraries in") for line in done.lines)
-    assert any(line.startswith("native: missing: GGML_LIB_DIR") for line in done.lines)
-    assert any(line.startswith("ik: missing: IK_LIB_DIR") for line in done.lines)
+    about, (part,) = dict(done.engines), done.parts
+    assert part.before >= 0 and part.after >= 0 and part.limits[1] > (0, 0) and about["numpy"].startswith("numpy ")
+    assert about["wheel"].startswith("missing: no ggml libraries in")
+    assert about["native"].startswith("missing: GGML_LIB_DIR") and about["ik"].startswith("missing: IK_LIB_DIR")
     text = (tmp_path / "peers.md").read_text()
     assert all(r.work in text for r in rows) and (tmp_path / "peers.png").stat().st_size > 10_000
 
@@ -137,7 +137,7 @@ def test_the_table_of_a_processor_is_its_runs_in_one(bench, monkeypatch, tmp_pat
     assert name.stem == f"peers-{bench('machine').slug()}" and text.index("## 1 thread") < text.index("## 2 threads")
     assert "| wheel | 1 of 1 | 2.00 |" in text and "| wheel | 0 of 1 | 0.50 |" in text
     late = peers.Run(peers.arguments(["--table"]), lambda line: None, end=time.monotonic())
-    assert late.late("a line") and late.stopped and late.lines == ["left out, the time had run out: a line"]
+    assert late.late("a line") and late.stopped and late.lines == ["the time ran out before: a line"]
 
 
 def test_a_run_that_was_stopped_replaces_no_results(bench, monkeypatch, tmp_path, capsys):

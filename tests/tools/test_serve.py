@@ -189,7 +189,7 @@ def test_tokens_health_models_metrics_slots_props(client, m):
 
 def test_embeddings_and_ranking_of_a_model_without_a_head(client):
     assert "says no pooling" in ask(client, 501, "/v1/embeddings", input="a")["error"]["message"]
-    assert "is no reranker" in ask(client, 501, "/v1/rerank", query="a", documents=["b"])["error"]["message"]
+    assert "is not a reranker" in ask(client, 501, "/v1/rerank", query="a", documents=["b"])["error"]["message"]
 
 
 def test_embeddings_between_answers(tmp_path):

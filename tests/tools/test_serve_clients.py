@@ -140,10 +140,10 @@ def test_a_response_calls_functions(ai):
     ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0] has the type 'web_search'"),
     ({"input": "a", "tool_choice": "required"}, "there are no tools"),
     ({"input": "a", "tools": [{"type": "function", "name": {}}], "tool_choice": {
-        "type": "allowed_tools", "tools": [{"name": {}}]}}, "tools[0] is no function"),
+        "type": "allowed_tools", "tools": [{"name": {}}]}}, "tools[0] is not a function"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0] has the type 'item_reference'"),
     ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "has a part of type 'input_file'"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "no text"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "not text"),
     ({"input": [{"role": "user", "content": 5}]}, "input[0] holds 5"), ({"input": [{"role": 5}]}, "holds null"),
     ({"input": "a", "max_output_tokens": 0}, "max_output_tokens is 0"), ({"input": "a", "include": 5}, "include is 5"),
     ({"input": "a", "text": {"format": {"type": "xml"}}}, "the type 'xml'")], ids=str)

@@ -53,9 +53,9 @@ def test_bad_chats_paths_and_json(client):
     message = {"role": "user", "content": "Hi"}
     other = {"function": {"name": "x"}}
     for body, words in (({}, "messages is missing"), ({"messages": [{"content": "x"}]}, "expected a dict with a role"),
-                        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "no text"),
+                        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "not text"),
                         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "text is 5"),
-                        ({"messages": [message], "tools": [{}]}, "tools[0] is no function"),
+                        ({"messages": [message], "tools": [{}]}, "tools[0] is not a function"),
                         ({"messages": [message], "tool_choice": "required"}, "there are no tools"),
                         ({"messages": [message], "tools": [TOOL], "tool_choice": other}, "none of"),
                         ({"messages": [message], "tools": [TOOL], "tool_choice": {"function": "x"}}, "none of"),
@@ -68,7 +68,7 @@ def test_bad_chats_paths_and_json(client):
         assert words in ask(client, 400, path, **body)["error"]["message"]
     for content, words in ((b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
                            (b'{"messages": [{"role": "user", "content": "a"}], "tool_choice": "\\ud800"}', "ud800"),
-                           (b"{", "no JSON"), (b"[1]", "no JSON object"), (b"[" * 100000, "no JSON"),
+                           (b"{", "not JSON"), (b"[1]", "not a JSON object"), (b"[" * 100000, "not JSON"),
                            (b'{"metadata": {"a": -1e400}}', "-1e400 is no finite number"), (b'{"n": NaN}', "NaN is")):
         r = client.post(path, content=content)
         assert r.status_code == 400 and words in r.json()["error"]["message"]

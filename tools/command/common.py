@@ -1,4 +1,4 @@
-"""What several commands share: types of arguments, options, tables on stdout."""
+"""Code that several commands share: types of arguments, options, tables on stdout."""
 import argparse
 import os
 import re

@@ -1,4 +1,4 @@
-"""Which kernels go into a pack: those of the cache, or those that a model needs."""
+"""Chooses the kernels of a pack: those of the cache, or those that a model needs."""
 from ggjit.models.networks.load import load_model
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.traits import is_kept

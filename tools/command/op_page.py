@@ -1,4 +1,4 @@
-"""The ops as text, made from their specs: what the builders say of themselves, what devices support, which files.
+"""The description of ops as text, made from their specs: builders, devices, files.
 
     ggjit info              the compact table
     ggjit info OP           one op

@@ -1,4 +1,4 @@
-"""Which device supports which op with which types: asked by building nodes, not written down.
+"""Which device supports which op with which types, found by building nodes.
 
 Every op's spec brings test cases.  A case is built again with the type of a leaf changed (that leaf alone, and together
 with all leaves of the same type); if the builder takes it, the device is asked `supports_op`.

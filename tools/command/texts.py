@@ -1,4 +1,4 @@
-"""Files of texts that commands read, and of results that they write in the same order; who computes them."""
+"""Files of texts that commands read, and of results in the same order, computed here or by workers."""
 import contextlib
 import csv
 import json

@@ -1,4 +1,4 @@
-"""The JSON of an answer, whole or piece by piece, as OpenAI's and llama.cpp's clients read it.
+"""Answers as JSON, whole or in pieces, in OpenAI's and llama.cpp's formats.
 
     whole(choices, usage)                           an answer
     first(n), delta(i, piece, tokens), last(i, run) lists of events of a stream, of choice i

@@ -1,5 +1,4 @@
-"""Routes of `ggjit serve`: what is asked over HTTP, computed by a Service (service.py), in OpenAI's forms (forms.py,
-answers.py).
+"""The HTTP routes of `ggjit serve`: a Service (service.py) computes, forms.py and answers.py convert OpenAI's formats.
 
 Every error is JSON, {"error": {"message", "type", "code"}}: 400 for what the request can mend, 401 without the key, 413
 and 408 beyond the limits, 429 where the queue is full, 501 for what this model cannot do, 503 while memory is short or
@@ -68,9 +67,10 @@ def _pattern(origins):
     """A regular expression of the origins that are meant."""
     found = []
     for origin in filter(None, (o.strip().rstrip("/").lower() for o in origins.split(","))):
-        if origin not in ANY_OF and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/*?#\s]+", origin):
-            raise ParamError(f"{origin!r} is no origin of pages: give scheme and host, such as https://example.org or "
-                             f"http://10.0.0.1:3000, localhost for pages of this machine, * for all")
+        if origin not in ANY_OF and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/*?#@\s]+", origin):
+            raise ParamError(f"{origin!r} is not an origin of pages: give scheme and host, such as https://example.org "
+                             f"or http://10.0.0.1:3000, localhost for pages of this machine, * for all")
+        origin = re.sub(r"(?<=^http:)(.*):80$|(?<=^https:)(.*):443$", r"\1\2", origin)  # which browsers leave out
         found.append(ANY_OF.get(origin) or re.escape(origin))
     return "|".join(found) or "(?!)"
 
@@ -163,9 +163,9 @@ class ModelServer:
         try:
             body = parse_json(data or b"{}", finite=True)
         except ValueError as e:
-            raise BadRequest(400, f"the request is no JSON: {e}") from None
+            raise BadRequest(400, f"the request is not JSON: {e}") from None
         if not isinstance(body, dict):
-            raise BadRequest(400, "the request is no JSON object")
+            raise BadRequest(400, "the request is not a JSON object")
         return body
 
     @property
@@ -217,7 +217,7 @@ class ModelServer:
         return _json(self.service.slots())
 
     async def slot_action(self, request, body):
-        raise NotSupported("sequences are no slots here: prefixes are kept by themselves, and shared by all requests; "
+        raise NotSupported("sequences are not slots here: prefixes are kept by themselves, and shared by all requests; "
                            "m.save_state in Python writes the state of a text")
 
     async def props(self, request, body):
@@ -247,7 +247,7 @@ class ModelServer:
 
     @property
     def _template(self):
-        """The text or name of the template of chats; "": there is none."""
+        """The text or name of the chat template; "" if the model has none."""
         return str(self.template or self.service.model.file.metadata.get("tokenizer.chat_template", ""))
 
     async def _chat_prompt(self, body, tools):

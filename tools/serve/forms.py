@@ -1,4 +1,4 @@
-"""OpenAI's forms: what a request asks for as options of `generate`, and answers as the JSON that its clients read.
+"""Requests in OpenAI's format: converts them to options of `generate`, and answers to JSON.
 
     request  -- options(), stops(), tools -->  prompt and options of a sequence
     sequence -- finish_reason(), logprobs, tool calls -->  choices
@@ -155,7 +155,7 @@ def _message(i, m, senses):
             _check_part(i, p, senses)
         return m
     if not all(isinstance(p, dict) and p.get("type") in ("text", "input_text", "refusal") for p in parts):
-        raise ParamError(f"messages[{i}] has parts that are no text; this model reads text alone")
+        raise ParamError(f"messages[{i}] has parts that are not text; this model reads text alone")
     texts = [p.get("text", "") for p in parts]
     wrong = next((t for t in texts if not isinstance(t, str)), "")
     if wrong != "":
@@ -191,7 +191,7 @@ class Tools:
         for i, tool in enumerate(given):
             f = tool.get("function") if isinstance(tool, dict) else None
             if not isinstance(f, dict) or not isinstance(f.get("name"), str) or not f["name"]:
-                raise ParamError(f'tools[{i}] is no function, expected {{"type": "function", "function": {{"name": '
+                raise ParamError(f'tools[{i}] is not a function, expected {{"type": "function", "function": {{"name": '
                                  f'"...", "parameters": {{...}}}}}}')
             self.functions[f["name"]] = f
         choice = body.get("tool_choice", "auto")

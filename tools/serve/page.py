@@ -1,4 +1,4 @@
-"""The page at `/`: what the server is, how it is called, and a box to talk to the model.
+"""The page at `/`: it describes the server, and has a box to talk to the model.
 
 It is one HTML file (page.html) without anything from elsewhere; its policy allows its own style and script alone.
 """

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: /v1/responses, read as a chat and answered in its own form.
+"""OpenAI's Responses API: /v1/responses, computed as a chat and answered in its own format.
 
     request  -- chat_body -->  body of a chat        instructions, items of `input`, flat tools, text.format
     pieces   -- ResponseForm -->  items of `output`  a message, then function calls; in a stream an event for each step

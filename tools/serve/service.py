@@ -1,4 +1,4 @@
-"""One model that answers many: a thread computes, requests wait for what it gives.
+"""One model for many clients: one thread computes, requests wait for their results.
 
     event loop      prepare -> RunningBatch.submit        pieces of text <- call_soon_threadsafe
     the thread      RunningBatch.turn, again and again    embeddings and rankings between turns, when nothing is in work
@@ -32,7 +32,7 @@ class Answering:
     def take(self, piece):
         """In the thread that computes."""
         n = len(self.sequence.run.answer.tokens) if self.sequence is not None else 0
-        with contextlib.suppress(RuntimeError):             # the loop is closed: no request waits any more
+        with contextlib.suppress(RuntimeError):             # the loop is closed, so no request waits
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, (piece, n))
 
     async def __aiter__(self):
@@ -125,7 +125,7 @@ class Service:
         return await asyncio.wrap_future(future)
 
     def cancel(self, answering):
-        """Nobody waits for it any more."""
+        """No request waits for it now."""
         answering.sequence.cancel()
         with self._wake:
             self._wake.notify()

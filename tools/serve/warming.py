@@ -1,4 +1,4 @@
-"""What a server computes before its first request, so that no request waits for a compiler.
+"""Computations before the first request, so that no request waits for the compiler.
 
 Prompts of some lengths, then as many texts at once as there may be: kernels are compiled, plans made, weights read.
 Then a chat: the vocabulary is read, the template compiled.

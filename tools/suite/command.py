@@ -51,7 +51,7 @@ def select(ops=None, params=None, sample=None, seed=0):
         try:
             pattern = re.compile(params)
         except re.error as e:
-            raise ParamError(f"-p {params!r} is no regular expression: {e}") from None
+            raise ParamError(f"-p {params!r} is not a regular expression: {e}") from None
         cases = [c for c in cases if pattern.search(c.params)]
     if sample is not None and sample < len(cases):
         keep = np.random.default_rng(seed).choice(len(cases), sample, replace=False)

@@ -1,4 +1,4 @@
-"""Reading results, and how far two of them are apart."""
+"""Reads results and computes the difference of two."""
 import numpy as np
 
 from ggjit.ops.core.types import BF16

@@ -1,4 +1,4 @@
-"""How much arithmetic and how many bytes a node takes: for speeds, and to know which references are affordable."""
+"""The arithmetic and the bytes of a node: for speeds, and to skip references that take too long."""
 import math
 
 from ggjit.ops.core.spec import all_specs

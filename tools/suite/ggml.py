@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-GAP = 64
+GAP, PAGE = 64, 4096
 LAST_OP, N_UNARY, N_GLU = b"GLU", 22, 6
 OP_MEMORY = 1 << 28                                     # of the context of a single op, beside its sources
 PARAM, LOSS = 4, 8                                      # tensor flags
@@ -184,14 +184,19 @@ class Ggml(GgmlLibrary):
         return Asked(r["op"], r["type"], r["params"], sources)
 
     def tensors(self, records, leaves):
-        """(structs, their memory), or (what this ggml does not have, None)."""
+        """(structs, their memory), or (what this ggml does not have, None).
+
+        A record's `page_offs`, where it has one, is the place within a page where the tensor starts."""
         made = (GgmlTensor * len(records))()
         places, size = [], GAP
         for r in records:
-            places.append(None if r["view_src"] >= 0 else size)
-            size += 0 if r["view_src"] >= 0 else -(-r["nbytes"] // GAP) * GAP + GAP
-        memory = np.empty(size + GAP, np.uint8)
-        base = -(-memory.ctypes.data // GAP) * GAP
+            if r["view_src"] >= 0:
+                places.append(None)
+                continue
+            places.append(size + (r.get("page_offs", size) - size) % PAGE)
+            size = places[-1] + -(-r["nbytes"] // GAP) * GAP + GAP
+        memory = np.empty(size + PAGE, np.uint8)
+        base = -(-memory.ctypes.data // PAGE) * PAGE
         for t, r, at in zip(made, records, places, strict=True):
             table = {"UNARY": self.unary, "GLU": self.glu}.get(r["op"])
             if r["op"] not in self.ops or (table is not None and r["kind"] not in table):

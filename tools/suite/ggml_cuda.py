@@ -1,4 +1,4 @@
-"""What ggml's CUDA backend says yes to, so that `ggjit ops support` can print it beside a CUDA device's own answer.
+"""The ops that ggml's CUDA backend supports, for `ggjit ops support` to print beside a CUDA device's.
 
     serves(node) -> bool        of one node; views are always served
 

@@ -1,4 +1,4 @@
-"""The suite in worker processes: no case can end the run.  A process that dies or hangs fails the case it was at.
+"""The suite in worker processes: if a process dies or hangs, its case fails and the run continues.
 
     cases in order      | 0 -> .............. | 1 -> .............. |       each worker runs a part of its own from the
                                          <- 1                               front, because neighbours share kernels, and

@@ -1,4 +1,4 @@
-"""What a run of the suite tells: failures at once, a row per class when its last case is done, the totals at the end.
+"""The output of a run of the suite: failures at once, a row for each finished class, totals at the end.
 
 Every line is flushed, so a run that was stopped shows how far it came.  `Journal` keeps the outcomes in a file from
 which a later run goes on.

@@ -1,4 +1,4 @@
-"""A sample of the suite that tells much in little time: every class and every op, few kernels, small tensors.
+"""A small sample of the suite with every class and every op, few kernels and small tensors.
 
 Most of a case's time on a cold cache is the compilation of its kernels, and neighbours in the list use the same ones.
 In an order drawn by the seed:

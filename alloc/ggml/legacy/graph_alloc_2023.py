@@ -1,4 +1,4 @@
-"""The graph allocator of 2023, which goes on from the state that places for single tensors are in."""
+"""The graph allocator of 2023, which continues from the state of the allocator of single tensors."""
 import types
 
 import numpy as np

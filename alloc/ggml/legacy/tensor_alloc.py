@@ -1,4 +1,4 @@
-"""Places for one tensor at a time: ggml's best fit of 2023.
+"""Offsets for one tensor at a time: ggml's best fit of 2023.
 
 Tensors are known by id, memory by byte offsets from the buffer's base; nothing here touches memory.  The allocators
 that place tensors stand on these: engine/graphs/tensor_allocators.py.

@@ -1,4 +1,4 @@
-"""A network within an arena of so many bytes: its graphs are arranged until an arena of that size holds each.
+"""A network within an arena of a given size: its graphs are rearranged until each fits.
 
     load_model(path, arena="24M")
 

@@ -1,4 +1,4 @@
-"""What load_model is asked for, in one place."""
+"""The options of load_model, in one place."""
 import dataclasses
 import time
 from typing import Any

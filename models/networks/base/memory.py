@@ -1,4 +1,4 @@
-"""The memory of a network, term by term: what it takes now (`m.memory()`), and what it will take (`ggjit peak`).
+"""The memory of a network by term: what it takes now (`m.memory()`), and what it will take (`ggjit peak`).
 
     term                    pages                   what
     weights                 of the file             mapped; in memory once they were read
@@ -125,7 +125,7 @@ class MemoryUse:
         lines.append(("together", *map(mib, whole), "", ""))
         if self.process is not None:
             p = self.process
-            lines.append(("the process says", mib(p.anonymous), mib(p.file), "", f"at most {mib(p.high_water)} so far"))
+            lines.append(("this process now", mib(p.anonymous), mib(p.file), "", f"at most {mib(p.high_water)} so far"))
         return lines
 
     def __str__(self):

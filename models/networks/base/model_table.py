@@ -1,4 +1,4 @@
-"""A model at the end of a notebook cell: sizes, types, layers, context, memory, and how fast it was here."""
+"""The table that shows a model at the end of a notebook cell: sizes, types, layers, context, memory, speed."""
 import collections
 import math
 

@@ -1,4 +1,4 @@
-"""What all networks share: the file, its weights, its tokenizer, and plans kept per input shape."""
+"""The base class of all networks: the file, its weights, its tokenizer, and plans kept for each input shape."""
 import dataclasses
 import time
 from typing import TYPE_CHECKING
@@ -72,7 +72,7 @@ class Step:
         return self._array
 
     def submit(self):
-        """Start a run on several devices; returns a function that waits for its result.  Fill `inputs` anew at once."""
+        """Start a run on several devices; returns a function that waits for it.  `inputs` may be filled at once."""
         return self.plan.submit(self.result)
 
 

@@ -1,4 +1,4 @@
-"""What only some networks do: in all others a call says so, and what to load instead."""
+"""Methods that only some networks have: for the others, an error that says which model to load instead."""
 from ggjit.ops.core.errors import NotSupported
 
 

@@ -1,4 +1,4 @@
-"""Methods that other libraries' models have, and what serves here: for the AttributeError of who writes them."""
+"""Names of other libraries' model methods with their equivalents in ggjit, for the message of an AttributeError."""
 import difflib
 
 from ggjit.ops.core.errors import TypeMismatch

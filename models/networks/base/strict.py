@@ -1,4 +1,4 @@
-"""Is all of a file used?  What a network does not read would have made it another model.
+"""Checks that a network uses all of its file; if it ignored tensors or settings, it would be another model.
 
     file.tensors       less those handed out by Weights.want         -> unused tensors
     file.metadata      less the keys that were read (GGUFFile.get)   -> unread keys of the architecture, of which those

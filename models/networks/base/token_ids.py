@@ -1,4 +1,4 @@
-"""Token ids of a network: of a text, back to a text, and what is wrong with those that were given.
+"""Token ids of a network: encoding and decoding of texts, and checks of ids that the user gives.
 
 Functions of `self` are methods of Network.
 """

@@ -1,4 +1,4 @@
-"""Which tokens of a text made the model say what it says: gradients with respect to what it reads.
+"""Attribution: which tokens of a text caused the model's prediction, by gradients with respect to its inputs.
 
     score of token i  =  sum over dim of  embedding[i] * d log p(target) / d embedding[i]         (gradient x input)
 

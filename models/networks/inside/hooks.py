@@ -1,4 +1,4 @@
-"""Named tensors of a network's steps: kept, and replaced, while it runs.
+"""Hooks: named tensors of a network are captured or replaced while it runs.
 
 A step of a network has tensors with names (`ffn_out-3`, shown as `blk.3.ffn_out`).  While names are wanted, steps are
 planned for that: another graph beside the usual one, kept under another key, so that a network of which nothing is

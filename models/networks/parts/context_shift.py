@@ -1,4 +1,4 @@
-"""Context shift: tokens in the middle of a text are dropped, and those behind them move forward.
+"""Context shift: tokens in the middle of a text are dropped, and later tokens move forward.
 
     positions   0 .. n_keep - 1 | n_keep .. n_keep + n_discard - 1 | the rest
                 stay            | dropped                          | move to n_keep ...

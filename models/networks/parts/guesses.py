@@ -1,4 +1,4 @@
-"""What networks that guess for a Decoder have in common (predictor.py, drafting.py), each a guesser of
+"""The common part of networks that propose tokens for a Decoder (predictor.py, drafting.py); see
 models/text/speculation.py.
 
     read(g, x, rows)            node of the decoder's graph: what is kept of every token, its state

@@ -1,4 +1,4 @@
-"""Which rows of the caches hold which token of which text.
+"""The assignment of cache rows to the tokens of texts.
 
     cache of a layer    | row 0 | row 1 | ...                   n_rows of them, which all texts share
     a text              position p lies in rows[p % len(rows)]  rows: those it was given when it began

@@ -1,4 +1,4 @@
-"""From the states of a text's tokens to one row: its embedding, or what a classifier says of it.
+"""Pooling: from the states of a text's tokens to one row, an embedding or a classifier's scores.
 
     mean    sum_t x_t / T                 cls   x_0                   last  x_(T - 1)
     rank    the row that the classifier was trained on: x_0, of a decoder x_(T - 1), of ModernBERT the mean
@@ -73,7 +73,7 @@ class Pooling:
             x = linear(self._out, x)
         return gg.set_name(gg.soft_max(x) if self._file.arch in SOFTMAX else x, "scores")
 
-    # ------------------------------------------------------------ what is asked of it
+    # ------------------------------------------------------------ methods
     def of_embedding(self):
         """The kind that makes embeddings.  Errors: NotSupported."""
         if self.kind in ("none", RANK):
@@ -84,7 +84,7 @@ class Pooling:
     def check_ranks(self):
         """Errors: NotSupported for a network without a classifier."""
         if self.kind != RANK:
-            raise NotSupported(f"{self._file.path} is no reranker (pooling {self.kind!r}, not \"rank\"); compare "
+            raise NotSupported(f"{self._file.path} is not a reranker (pooling {self.kind!r}, not \"rank\"); compare "
                                f"embeddings instead: m.embed([query]) @ m.embed(texts).T")
 
 

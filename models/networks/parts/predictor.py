@@ -1,4 +1,4 @@
-"""Guesses by a layer of the network's own (models/blocks/next_token.py).
+"""Tokens proposed by a layer of the network itself (models/blocks/next_token.py).
 
     saw(first, ids, states)     the network has read ids; its states are kept
     guess(ids, n)               pairs (token, state before it) that are new go through the layer, then its own guesses
@@ -83,8 +83,8 @@ class Predictor(PairGuesses):
 # ---------------------------------------------------------------- methods of Decoder
 def predicts(self, runs, hidden):
     """Are the states of this batch kept for guesses?"""
-    return not hidden and len(runs) == 1 and runs[0][0] is self.text and self._hooks.wanted is None \
-        and self.predictor is not None and self.predictor.is_used
+    return self.predictor is not None and self.predictor.is_used and not hidden and len(runs) == 1 \
+        and runs[0][0] is self.text and self._hooks.wanted is None
 
 
 def show(self, runs, step, hidden=False):

@@ -1,4 +1,4 @@
-"""A text and what the layers know of it, as bytes: what was read once need not be read again.
+"""The saved state of a text as bytes, so that the text need not be computed again.
 
     MAGIC | length of the header, uint32 | header, JSON | ids, int32 | rows of every cache | CRC-32 of all before
 
@@ -154,7 +154,7 @@ def _checked(m, state, source):
         return BadFile(f"{source}: {what}; save it again")
     start = len(MAGIC) + LENGTH.size
     if not state.startswith(MAGIC) or len(state) < start + LENGTH.size:
-        raise broken("this is no saved state")
+        raise broken("this is not a saved state")
     n_header = LENGTH.unpack_from(state, len(MAGIC))[0]
     view = memoryview(state)
     if n_header > MAX_HEADER_NBYTES or zlib.crc32(view[:-4]) != LENGTH.unpack(view[-4:])[0]:

@@ -1,4 +1,4 @@
-"""The conformer that hears for Gemma 4: a sound becomes vectors, one for 40 ms.
+"""The conformer of Gemma 4: it turns a sound into vectors, one for 40 ms.
 
     mel [n_mels, frames] -> twice: conv 3 x 3 of stride 2, norm over channels, ReLU -> W x -> blocks -> W x + b
                          -> W (x / rms(x))
@@ -52,7 +52,7 @@ class Conformer(Hearing):
         self.n_head, self.n_mels = hparams.positive("attention.head_count"), hparams.positive("num_mel_bins")
         if self.n_embd % (2 * self.n_head) or self.n_mels > MAX_MELS or self.n_mels % 4:
             raise ModelError(f"{file.path}: {self.n_head} heads of a width of {self.n_embd} and {self.n_mels} bands of "
-                             f"sound are no network that hears")
+                             f"sound do not fit a network that hears")
         hparams.eps("layer")
         for key in ("projection_dim", "feed_forward_length"):       # of the tensors
             hparams.get(key, 0, int)

@@ -1,4 +1,4 @@
-"""Families whose vision network gets one field of the picture's proportions.
+"""Families whose vision network gets a picture with its own proportions.
 
     pixtral          RMS norms and RoPE of rows and columns; 2 x 2 patches side by side (Mistral 3), W2 gelu(W1 x), a
                      vector behind each row

@@ -1,4 +1,4 @@
-"""Whisper's encoder beside a decoder, of llama.cpp's mmproj files: a sound becomes vectors that the decoder reads.
+"""Whisper's encoder beside a decoder (llama.cpp's mmproj files): it turns a sound into vectors for the decoder.
 
     mel [frames, n_mels] -> conv 3, GELU -> conv 3 stride 2, GELU -> [dim, n_audio] + positions -> blocks -> projector
 
@@ -120,7 +120,7 @@ class Hearing(Tower):
         self.n_audio = positions.ne[1] if positions is not None and len(positions.ne) == 2 else 0
         if self.n_embd % self.n_head or self.n_mels > MAX_MELS or not 0 < self.n_audio <= MAX_FRAMES:
             raise ModelError(f"{file.path}: {self.n_head} heads of a width of {self.n_embd}, {self.n_mels} bands of "
-                             f"sound and {self.n_audio} positions are no network that hears")
+                             f"sound and {self.n_audio} positions do not fit a network that hears")
         self.d_head, self.n_vocab, self.n_ctx = self.n_embd // self.n_head, 0, 0
         self._act = gg.gelu_erf
         for key in ("projection_dim", "feed_forward_length"):       # of the tensors

@@ -1,4 +1,4 @@
-"""MobileNet V5, which sees for Gemma 3n: convolutions, then attention; a picture becomes 16 x 16 vectors.
+"""MobileNet V5, the vision network of Gemma 3n: convolutions, then attention; a picture becomes 16 x 16 vectors.
 
     stem        conv 3 x 3, norm, GELU
     edge        conv 3 x 3, norm, GELU, conv 1 x 1, norm                                        (+ x)

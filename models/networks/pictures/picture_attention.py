@@ -1,4 +1,4 @@
-"""What the patches of a picture look at inside a vision network, over the picture as the network gets it.
+"""The attention between the patches of a picture in a vision network, drawn over the picture.
 
     looks = m.vision.attention("cat.jpg")
     looks.plot(layer=3, patch=(5, 7))           # where the patch in row 5, column 7 looks, bright

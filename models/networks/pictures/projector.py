@@ -1,4 +1,4 @@
-"""What families of vision networks have in common, from the patches to the vectors that a decoder reads.
+"""The common part of vision families: from the patches to the vectors that a decoder reads.
 
 A family is a subclass of Projector, in square_projectors.py, sliced_projectors.py or free_projectors.py: by what the
 network gets of a picture.  A projector's GELU is the exact form, as the models were trained; llama.cpp has the tanh

@@ -1,4 +1,4 @@
-"""What sees and what hears beside a decoder, of one mmproj file."""
+"""The vision and audio networks of one mmproj file, beside a decoder."""
 import numpy as np
 
 from ggjit.models.networks.base.load_options import LoadOptions

@@ -1,4 +1,4 @@
-"""MiniCPM-V: the whole picture and slices of its proportions, each in one field.
+"""MiniCPM-V: the whole picture, and slices of it with their own proportions.
 
     resampler       learned queries look at all patches of a slice
     minicpmv4_6     behind one layer, 2 x 2 patches look at each other and become one; at the end 2 x 2 of those, too
@@ -57,7 +57,7 @@ class Resampler(Sliced):
         info, want = v.file.tensors.get("resampler.proj.weight"), v.weights.want
         v.n_out = n = info.ne[1] if info is not None and len(info.ne) == 2 else 0
         if n % RESAMPLER_HEAD or not n:
-            raise ModelError(f"{v.file.path}: resampler.proj.weight makes vectors of {n} numbers, which are no heads "
+            raise ModelError(f"{v.file.path}: resampler.proj.weight makes vectors of {n} numbers, which are not heads "
                              f"of {RESAMPLER_HEAD}")
         self.query, self.out = want("resampler.query", n, self.n_queries), want("resampler.proj.weight", n, n)
         v.weights.used.add("resampler.pos_embed_k")             # of the largest picture; `_waves` makes them

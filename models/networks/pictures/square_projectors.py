@@ -1,4 +1,4 @@
-"""Families whose vision network gets squares: the whole picture in one, or tiles of it beside.
+"""Families whose vision network gets squares: the whole picture, and in some families tiles of it.
 
     mlp         LLaVA 1.5: the last layer but one, W2 gelu(W1 x); LLaVA 1.6: tiles, a vector behind each row of them
     gemma3      the mean of 4 x 4 patches, RMS norm, W x
@@ -50,7 +50,7 @@ class LlavaNext(Llava):
         wrong = [size for size in self.sizes if min(size) <= 0 or any(n % v.image_size for n in size) or
                  max(size) > MAX_SIDE]
         if len(sizes) % 2 or wrong or not sizes:
-            raise ModelError(f"{v.file.path}: image_grid_pinpoints {sizes} are no sizes of tiles of {v.image_size}")
+            raise ModelError(f"{v.file.path}: image_grid_pinpoints {sizes} are not sizes of tiles of {v.image_size}")
         self.unpads = v.file.arch_get("mm_patch_merge_type", "flat", str) == "spatial_unpad"
 
     def load(self, v):

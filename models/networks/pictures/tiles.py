@@ -1,4 +1,4 @@
-"""Pictures cut into tiles for a vision network, beside the whole in one field, as the models' own code cuts them.
+"""Splits a picture into tiles as the models' own code does; the vision network gets the tiles and the whole picture.
 
     enlarged        the longer side as long as the model reads, cut into squares    SmolVLM, Idefics 3
     anyres          fitted into the size that shows most of it                      LLaVA 1.6

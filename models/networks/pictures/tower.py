@@ -1,4 +1,4 @@
-"""Towers of blocks that a picture or a sound goes through, on its way to vectors that a decoder reads.
+"""Towers: the stacks of blocks that turn the patches of a picture or a sound into vectors for a decoder.
 
     block     x += attention(norm x)    x += feed forward(norm x)        every place sees every other
 

@@ -1,4 +1,4 @@
-"""What a vision network gets of a picture, as the model's own code makes it: size, edges, tiles, numbers.
+"""The input of a vision network for a picture, as the model's own code makes it: size, padding, tiles, normalisation.
 
     padded          one square, the picture in the middle of the mean colour        LLaVA 1.5
     stretched       one square                                                      Gemma 3

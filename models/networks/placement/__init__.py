@@ -1,4 +1,4 @@
-"""Where the weights and caches of a network lie.
+"""The placement of a network's weights and caches on devices.
 
     offload             layers on a GPU, the rest on the CPU
     device_map          layers over several devices

@@ -1,4 +1,5 @@
-"""Which weights of a network lie in CPU_REPACK (ops/matmul/repack): where products are faster for it, and it fits.
+"""Chooses the weights that are stored repacked (CPU_REPACK, ops/matmul/repack): where products become faster, and
+they fit.
 
     asked      True: all that have a layout; False: none
     encoders   all but super-blocks, whose prompts gain nothing: many columns at a time

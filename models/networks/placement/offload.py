@@ -1,4 +1,4 @@
-"""Which part of a network lies where: all of it on one backend, or its last layers on a GPU and the rest on the CPU.
+"""The placement of a network: all of it on one backend, or its last layers on a GPU and the rest on the CPU.
 
     4 layers, n_gpu_layers     token_embd   blk.0   blk.1   blk.2   blk.3   output
                          0         CPU       CPU     CPU     CPU     CPU     CPU
@@ -133,7 +133,7 @@ def _overrides(given, gpus, names):
         try:
             out.append((re.compile(pattern), by_name[device]))
         except (re.error, TypeError) as e:
-            raise ParamError(f"override_tensor: {pattern!r} is no pattern of names: {e}") from None
+            raise ParamError(f"override_tensor: {pattern!r} is not a pattern of names: {e}") from None
         if names and not any(map(out[-1][0].search, names)):
             warn(f"override_tensor: {pattern!r} is in no tensor's name and has no effect; `ggjit info FILE` lists them")
     return tuple(out)

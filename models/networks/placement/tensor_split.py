@@ -1,4 +1,4 @@
-"""tensor_split: how the weights and caches of a decoder are cut between devices (`gg.meta_device`).
+"""tensor_split: how the weights and caches of a decoder are split between devices (`gg.meta_device`).
 
     blk.N.attn_q, attn_k, attn_v        axis 1, whole heads: those of one KV head stay together
     k cache N, v cache N                axis 0, the same heads

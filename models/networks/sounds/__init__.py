@@ -1,4 +1,4 @@
-"""Networks that hear: speech to text, and voice detection.
+"""Speech networks: speech to text, and voice detection.
 
     speech_network      an encoder hears a sound, a decoder writes what was said
     whisper, moonshine  two families of such networks

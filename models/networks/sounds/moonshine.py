@@ -1,4 +1,4 @@
-"""Moonshine: speech networks that hear a sound as long as it is (sounds/speech_network.py).
+"""Moonshine: speech networks whose encoder takes sounds of any length (sounds/speech_network.py).
 
     samples at 16 kHz -> conv 127 stride 64, tanh, group norm -> conv 7 stride 3, GELU -> conv 3 stride 2, GELU
                       -> [dim, n_audio], a frame of 24 ms each -> blocks

@@ -1,4 +1,4 @@
-"""Silero VAD: is there speech?  One probability per window of 512 samples (32 ms at 16 kHz).
+"""Silero VAD: the probability of speech in each window of 512 samples (32 ms at 16 kHz).
 
     window [512] -> mirrored at both ends [640] -> STFT as a convolution [4, 258] -> magnitudes [4, 129]
                  -> 4 x (convolution of 3 taps + bias, ReLU), strides 1 2 2 1 -> [1, 128]
@@ -181,7 +181,7 @@ class SileroVad:
 
     # ------------------------------------------------------------ using
     def reset(self):
-        """Forget what was heard: the next window is the first of a recording."""
+        """Forget earlier windows: the next window is the first of a recording."""
         with self._lock:
             self._check_loaded()
             for t in (self.h, self.c):
@@ -208,7 +208,7 @@ class SileroVad:
     def probabilities(self, samples, reset=True):
         """float32, one probability per window of a recording of any length, the last window filled up with zeros.
 
-        reset=False goes on from the state that the samples before left (whisper_vad_detect_speech_no_reset).
+        reset=False continues from the state after the earlier samples (whisper_vad_detect_speech_no_reset).
         """
         with oom_guard("probabilities: the samples as float32"):
             a = _samples(samples)

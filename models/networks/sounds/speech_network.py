@@ -1,4 +1,5 @@
-"""Speech networks: an encoder hears a sound, a decoder writes text that looks at what was heard, token by token.
+"""Speech networks: an encoder of sounds, and a decoder that writes text token by token with attention to the
+encoder's output.
 
     e       = norm(blocks(frames of the sound))
     K, V    = Wk e, Wv e of every layer of the decoder, kept until another sound is heard
@@ -77,7 +78,7 @@ class SpeechNetwork(Network):
         self.n_ctx, self.d_head = self.n_text, self.n_embd // self.n_head
         if self.n_embd % self.n_head or self.n_text > MAX_ROWS:
             raise ModelError(f"{self.file.path}: {self.n_head} heads of a width of {self.n_embd} and {self.n_text} "
-                             f"tokens are no speech model")
+                             f"tokens do not fit a speech model")
         self._load_model(hparams)
         self.alignment_heads = self._alignment_heads()
         rounded = self._gelu == "ggml" or any(t.type.quantized for t in self._products)

@@ -1,4 +1,4 @@
-"""Whisper: an encoder hears 30 seconds of sound, a decoder writes the text (sounds/speech_network.py).
+"""Whisper: the encoder reads 30 seconds of sound, the decoder writes the text (sounds/speech_network.py).
 
     mel [frames, n_mels] -> conv 3, GELU -> conv 3 stride 2, GELU -> [dim, n_audio] + positions -> blocks
     tokens -> embedding + positions -> blocks;   feed forward: W2 gelu(W1 x)
@@ -35,8 +35,8 @@ class Whisper(SpeechNetwork):
     def _load_model(self, hparams):
         self.n_audio, self.n_mels = hparams.positive("encoder.context_length"), hparams.positive("encoder.mel_count")
         if max(self.n_audio, self.n_mels) > MAX_ROWS:
-            raise ModelError(f"{self.file.path}: {self.n_audio} frames and {self.n_mels} bands of sound are no Whisper "
-                             f"model")
+            raise ModelError(f"{self.file.path}: {self.n_audio} frames and {self.n_mels} bands of sound do not fit a "
+                             f"Whisper model")
         filters = self.file.arch_get("encoder.mel_filters", kind=np.ndarray)
         if filters.size % self.n_mels or filters.dtype.kind != "f":
             raise ModelError(f"{self.file.path}: {filters.size} numbers of mel filters do not make {self.n_mels} bands")

@@ -1,4 +1,4 @@
-"""Batches of a decoder: the shapes of its graphs, and what their inputs hold.
+"""Batches of a decoder: the shapes of its graphs, and the values of their inputs.
 
 Functions of `self` are methods of Decoder.
 
@@ -17,12 +17,14 @@ APART = -1                              # in a graph's shape, in place of the nu
 # ---------------------------------------------------------------- shapes
 def shape(self, runs, n_tables, all_rows=False, hidden=False, apart=False):
     """The shape of a batch's graph.  apart: each token of a text gets the bits it has alone."""
-    n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
+    n_runs = len(runs)
+    n = len(runs[0][1]) if n_runs == 1 else sum([len(ids) for _, ids in runs])
     hidden = STATES if self._predicts(runs, hidden) else hidden
     sizes = n, (self.cells.n_keys if n_tables else self.cells.n_kv)(runs), n if all_rows else n_runs, hidden
-    pictures = self.pictures is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs)
-    more = (APART,) if apart else (n_tables,) if n_tables or pictures else ()
-    return *sizes, n_runs if self.recurrent else 1, *more, *[True] * pictures
+    n_states = n_runs if self.recurrent else 1
+    if self.pictures is not None and any((np.asarray(ids) >= self.n_vocab).any() for _, ids in runs):
+        return *sizes, n_states, APART if apart else n_tables, True
+    return (*sizes, n_states, APART if apart else n_tables) if apart or n_tables else (*sizes, n_states)
 
 
 def n_tables(self, runs):
@@ -145,17 +147,19 @@ def fill(self, inputs, runs, state_rows, n_tables=0):
 def batches(self, ids, n):
     """[ids of each batch], n or fewer; a picture whose vectors attend to each other stays in one batch.  Within an
     arena the batches that were asked for are cut into equal pieces, so that none is short unless its batch was."""
+    if len(ids) <= n:
+        return [ids] if len(ids) else []
     attends = self.vision is not None and self.vision.sees_all
     if self.arena is not None and not attends:
         whole = min(self.options.n_batch, self.n_ctx)
-        asked = np.split(ids, range(whole, len(ids), whole)) if len(ids) else []
+        asked = np.split(ids, range(whole, len(ids), whole))
         return [piece for batch in asked for piece in np.array_split(batch, -(-len(batch) // n))]
     ends = list(range(n, len(ids), n))
     if ends and attends:
         ends, whole = [], self.pictures.runs(ids)
         while (end := (ends[-1] if ends else 0) + n) < len(ids):
             ends.append(next((a for a, b in whole if a < end < b), end))
-    return np.split(ids, ends) if len(ids) else []
+    return np.split(ids, ends)
 
 
 def padded_count(n):

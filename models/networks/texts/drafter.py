@@ -1,4 +1,4 @@
-"""Drafters: small networks that guess what a larger one will write (models/blocks/drafts.py).
+"""Drafters: small networks that predict the tokens of a larger one (models/blocks/drafts.py).
 
 They compute nothing alone: `m.generate(prompt, speculative=drafter)`.
 """

@@ -1,4 +1,4 @@
-"""What a decoder makes of a text: hidden states, logits, keys and values, a vector, scores.
+"""The results of a decoder for a text: hidden states, logits, keys and values, a vector, scores.
 
 Functions of `self` are methods of Decoder.
 """

@@ -1,4 +1,4 @@
-"""T5: an encoder reads a text once, a decoder writes another one about it.
+"""T5: an encoder reads a text once, and a decoder writes another text from the encoder's output.
 
     e       = the encoder's results, of blocks as in texts/encoder.py
     K, V    = Wk e, Wv e of every layer of the decoder, kept until the next text is encoded

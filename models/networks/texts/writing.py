@@ -1,4 +1,4 @@
-"""Texts that a decoder writes and scores.  Functions of `self` are methods of Decoder."""
+"""Texts that a decoder generates and scores.  Functions of `self` are methods of Decoder."""
 from ggjit.core.arguments import lists_options
 from ggjit.models.core.other_options import GENERATION, takes_other_names
 from ggjit.models.text import chat_template

@@ -1,4 +1,4 @@
-"""The seam between ggjit and whatever compiles CUDA kernels: nothing outside this folder imports one.
+"""The interface between ggjit and the compilers of CUDA kernels; nothing outside this folder imports a compiler.
 
 A kernel is a Python function of one int64, the address of its node's row; it calls functions of `core` alone.
 An implementation provides

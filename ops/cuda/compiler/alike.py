@@ -1,4 +1,4 @@
-"""Functions of the seam that numba-cuda and numba-cuda-mlir spell alike: threads, warps, float32.
+"""Functions that numba-cuda and numba-cuda-mlir write alike: threads, warps, float32.
 
 The compiler of this process (choice.py) brings `cuda`, `types` and `libdevice`; `intrinsics.py` and `mlir.py` go on.
 """

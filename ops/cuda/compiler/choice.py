@@ -1,4 +1,4 @@
-"""Which implementation of the seam serves this process: GGJIT_CUDA_COMPILER, or numba-cuda.
+"""Chooses the compiler of this process: GGJIT_CUDA_COMPILER, or numba-cuda.
 
     GGJIT_CUDA_COMPILER=numba-cuda-mlir     the successor of numba-cuda
     GGJIT_CUDA_COMPILER=simulator           kernels are plain Python functions; NUMBA_ENABLE_CUDASIM=1 says the same

@@ -1,4 +1,4 @@
-"""The functions every implementation of the seam provides, by name: parameters -> result.
+"""The functions that every compiler must provide, by name: parameters -> result.
 
 Types: a address, an int64 in bytes; i int32 (int64 where numbers of threads are meant); l int64; f float32; b bool;
 fN, iN: a tuple of N.  Loads and stores take addresses at multiples of their own size, vectors at multiples of 16.

@@ -1,4 +1,4 @@
-"""The functions that CUDA kernels call: the device's, of the compiler that serves this process, or the simulator's."""
+"""The functions that CUDA kernels call, from the compiler of this process or from the simulator."""
 from ggjit.ops.cuda.compiler.choice import NAME, SIMULATED
 
 if SIMULATED:

@@ -1,4 +1,4 @@
-"""What the warps of simulated kernels ask memory for: sectors of global memory, turns of the banks of shared memory.
+"""Counts the memory requests of simulated warps: sectors of global memory, turns of the banks of shared memory.
 
     a request       what the lanes of a warp access by one instruction: the same place in the code, for the same time
     sectors         pieces of 32 bytes that it touches; at least its bytes / 32

@@ -1,4 +1,4 @@
-"""What a maker returns: the kernel launches of a node; and which ops have makers."""
+"""Kernel launches of a node, which makers return, and the table of ops that have makers."""
 import dataclasses
 import functools
 from collections.abc import Callable

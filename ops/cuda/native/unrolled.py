@@ -1,4 +1,4 @@
-"""Bodies one after the other, without a loop."""
+"""Unrolls a loop into consecutive bodies."""
 from ggjit.ops.cuda.compiler import core
 
 

@@ -58,7 +58,6 @@ ROWS = LANES
 CHUNK_NBYTES = 64 << 10             # of weights, where there are enough: less is read as several short streams
 UNPACKED_NBYTES = 384 << 10         # of unpacked weights a thread keeps in the second-level cache
 MAX_COLUMNS = 4                     # columns of a tile with AVX2
-HALVED = range(9, 13)               # columns of two tiles instead of one, where a processor's rule says so
 # Tiles of columns from which on blocks of 32 are unpacked once for all; AVX-512 unpacks them in each
 UNPACKED_TILES = 4 if isa.ISA == "neon" else math.inf
 
@@ -210,6 +209,19 @@ def _chunk_of_groups(groups, group_nbytes, n_groups, nth):
     return chunk_of_lines(chunk, 4 * ROWS, groups, nth)
 
 
+@inline
+def even_chunks(units, most, nth):
+    """Chunks of at most so many of the units, as many for each thread where there are enough."""
+    chunks = (units + most - 1) // most
+    return min((chunks + nth - 1) // nth * nth, units)
+
+
+@inline
+def even_start(units, i, chunks):
+    """The first unit of chunk i: chunks of one length, of which the first ones have a unit more."""
+    return units // chunks * i + min(i, units % chunks)
+
+
 def _make(type, shape):
     n_columns, narrower, n_groups, prefetch, in_turn, unpacks, n_lines = shape
     format, block = FORMATS[type], type.block
@@ -276,30 +288,37 @@ def _make(type, shape):
                     prepare(addr(b) + j * nb(b, 1), k, panels + first * column, j - first, after - first)
             barrier(sync, nth)
         chunk, whole = chunk_of(groups, n_blocks, nth), groups // n_groups * n_groups
+        unit = n_groups if n_lines or unpacks else chunk_of_lines(n_groups, 4 * ROWS, groups, nth)
         own = panels + n * column + ith * whole_lines((chunk + n_groups - 1) * n_blocks * seen_nbytes)
         by_columns = may_cut and nth > 1 and cut_by_columns(m, n, column, groups * n_blocks * nbytes, nth)
         length = part_length(groups, nth) if by_columns else chunk
         parts = (whole + length - 1) // length
+        units = (whole + unit - 1) // unit
+        chunks = even_chunks(units, chunk // unit, nth)
         while True:
             if by_columns:                      # a thread begins with its own columns: their tokens stay with it
                 item = affinity_next(node + WORD, ith, nth, sync, 1, nth * parts)
                 if item >= nth * parts:
                     return OK
                 first_tile, end_tile = own_share(tiles, item // parts, nth)
-                start = item % parts * length
+                start, after = item % parts * length, chunk
+                end = start + length
             else:
-                start, first_tile, end_tile = next_rows2(node, ith, nth, sync, chunk, whole), 0, tiles
-                if start >= whole:
+                item, first_tile, end_tile = next_rows2(node, ith, nth, sync, 1, chunks), 0, tiles
+                if item >= chunks:
                     return OK
-            end, weights = start + length if start + length < whole else groups, addr(a)
+                start, end = unit * even_start(units, item, chunks), unit * even_start(units, item + 1, chunks)
+                after = unit * even_start(units, item + nth, chunks) - start
+            weights = addr(a)
+            if end >= whole:
+                end = groups
             if unpacks:
                 for g in range(start, end):
                     unpack(weights + g * n_blocks * nbytes, n_blocks, own + (g - start) * n_blocks * seen_nbytes)
                 weights = own - start * n_blocks * seen_nbytes
             step = chunk if by_columns else end - start
             for g in range(start, end, step):
-                multiply_chunk(node, weights, g, min(end, g + step), first_tile, end_tile, tiles, panels, column,
-                               chunk if by_columns else nth * chunk)
+                multiply_chunk(node, weights, g, min(end, g + step), first_tile, end_tile, tiles, panels, column, after)
     return kernel
 
 
@@ -380,12 +399,13 @@ def columns_of_pairs(m):
 
 def _shape(type, m, n):
     """The _Shape of n columns; None where these tiles are not the fastest."""
-    format, (most, in_turn) = FORMATS[type], widest(FORMATS[type])
+    format, (width, in_turn) = FORMATS[type], widest(FORMATS[type])
+    narrow = (choices.RULE or choices.UNKNOWN).narrow if isa.ISA == "avx512" else {}
+    width, most = narrow.get(type, (width, width))
     pairs = columns_of_pairs(m) if n > most else None
     if choices.by_amx(type, n) or not (pairs or direct(format, n)):
         return None
-    halved = in_turn and n in HALVED and type in (choices.RULE or choices.UNKNOWN).halved
-    tiles = 2 if halved else max(1, -(-n // (pairs or most)))
+    tiles = max(1, -(-n // (pairs or width)))
     n_columns, narrower = max(1, -(-n // tiles)), n % tiles > 0         # 13 columns are 5 + 4 + 4, not 6 + 6 + 1
     n_groups, prefetch = groups_of(type, n_columns, m)
     if pairs:

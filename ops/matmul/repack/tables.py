@@ -29,7 +29,7 @@ def _make(type, row_of):
             if id < 0 or id >= m:
                 return fail(node, BAD_INDEX, id)
             row_of(addr(a), k, m, id, file)
-            move(row_addr(d, i1, i2, i3), file, k, file)
+            move(row_addr(d, i1, i2, i3), file, k, file, ne(d, 1))
         return OK
     return over_chunks(rows, chunking=AFFINITY)
 

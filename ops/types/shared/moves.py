@@ -1,6 +1,7 @@
 """Moving rows of elements between types: what get_rows, set_rows, copies and concat share.
 
-    move(dst, src, k, scratch)      k elements (whole blocks) at src -> the same at dst; addresses in bytes
+    move(dst, src, k, scratch, n)   k elements (whole blocks) at src -> the same at dst, a row of n that are moved
+                                    together; addresses in bytes
 
 Equal types are copied as bytes; the others go through float32, in pieces of PIECE elements where neither side is F32.
 `scratch` is SCRATCH_NBYTES of memory of the calling thread.
@@ -12,9 +13,9 @@ cache already.
     dst   |#########################|-------- AHEAD --------|- prefetched-|                  |
                                     written next                                             end of the row
 
-The newest x86 processors (isa.FAST_STRINGS) do better without prefetches, and have a fast string instruction: it copies
-rows of STRING bytes and more, but not where it is slow, which depends on the places within a page where both sides
-start (docs/measured.md, "Copies of rows").
+The newest x86 processors (isa.FAST_STRINGS) do better without prefetches, and have a fast string instruction, of which
+libc knows where it pays.  So libc's memcpy moves rows of STRING bytes and more there, if they are FAR bytes together:
+fewer may be in the first-level cache, where the loop is faster (docs/measured.md, "Copies of rows").
 """
 import dataclasses
 import functools
@@ -31,8 +32,7 @@ from ggjit.ops.native.simd import B, ldf, ldf_part, opaque, stf, stf_part
 PIECE = 1024                            # a multiple of every block
 SCRATCH_NBYTES = 4 * PIECE
 SHORT, LONG, FAR = 256, 64 * B, 1 << 15 # bytes: a loop of vectors, of four, of four with prefetch, libc's memcpy
-STRING = 4096                           # bytes from which the string instruction is faster
-PAGE, BEHIND = 4096, 1024               # bytes of a page; it is slow where it writes so little behind what it reads
+STRING = 4096                           # bytes of a row, of many, from which the string instruction is faster
 PREFETCHES = not isa.FAST_STRINGS
 AHEAD, LINE = 1024, 64                  # bytes between a prefetch and its use; bytes of a cache line
 STEP = AHEAD // 4                       # float32 elements; a multiple of every block
@@ -77,34 +77,23 @@ def _move_long(dst, src, n):
         i += B
 
 
-@ir_function
-def _move_string(b, dst, src, n):
-    """rep movsb"""
-    words = ir.LiteralStructType([mem.IR_I64] * 3)
-    b.asm(ir.FunctionType(words, [mem.IR_I64] * 3), "rep movsb", "={di},={si},={cx},0,1,2,~{memory}", [dst, src, n],
-          True)
-
-
-_string = _move_string if isa.FAST_STRINGS else mem.copy_bytes
-
-
 @exact
-def _move_more(dst, src, n):
+def _move_more(dst, src, n, together):
     """More than SHORT bytes, or a number that is no multiple of four."""
-    gap = dst - src & PAGE - 1
-    if isa.FAST_STRINGS and n >= STRING and gap & LINE - 1 == 0 and 0 < gap <= PAGE - BEHIND:
-        _string(dst, src, n)
-    elif SHORT < n <= FAR:
+    by_string = isa.FAST_STRINGS and n >= STRING and together >= FAR and dst - src & LINE - 1 == 0
+    if SHORT < n <= FAR and not by_string:
         _move_long(dst, src, n)
     else:
         mem.copy_bytes(dst, src, n)
 
 
 @inlined
-def move_bytes(dst, src, n):
-    """memcpy, inlined for short stretches; dst and src are the same or do not overlap."""
+def move_bytes(dst, src, n, together=0):
+    """memcpy, inlined for short stretches; dst and src are the same or do not overlap.
+
+    together: the bytes of all rows, of which this is one."""
     if n > SHORT or n & 3:
-        _move_more(dst, src, n)
+        _move_more(dst, src, n, together)
         return
     i = 0
     while i + B <= n:
@@ -134,8 +123,9 @@ def mover(ts, td):
         block, nbytes = ts.block, ts.nbytes
 
         @inline
-        def move(dst, src, k, scratch):
-            move_bytes(dst, src, k // block * nbytes)
+        def move(dst, src, k, scratch, n):
+            row = k // block * nbytes
+            move_bytes(dst, src, row, n * row)
         return Mover(move, (module_of(ts),) if ts.is_own else ())
     modules = tuple(module_of(t) for t in (ts, td))
     to_float, from_float = traits_of(ts).to_float, traits_of(td).from_float
@@ -143,7 +133,7 @@ def mover(ts, td):
         step_nbytes = ts.row_nbytes(STEP)
 
         @inline
-        def move(dst, src, k, scratch):
+        def move(dst, src, k, scratch, n):
             if PREFETCHES and 4 * k > LONG:
                 last = dst + 4 * (k - STEP)
                 while k >= 2 * STEP:
@@ -153,18 +143,18 @@ def mover(ts, td):
             to_float(src, dst, k)
     elif ts is F32:
         @inline
-        def move(dst, src, k, scratch):
+        def move(dst, src, k, scratch, n):
             from_float(src, dst, k)
     else:
         s_step, d_step = ts.row_nbytes(PIECE), td.row_nbytes(PIECE)
 
         @inline
-        def move(dst, src, k, scratch):
+        def move(dst, src, k, scratch, n):
             while k > 0:
-                n = min(k, PIECE)
-                to_float(src, scratch, n)
-                from_float(scratch, dst, n)
-                dst, src, k = dst + d_step, src + s_step, k - n
+                piece = min(k, PIECE)
+                to_float(src, scratch, piece)
+                from_float(scratch, dst, piece)
+                dst, src, k = dst + d_step, src + s_step, k - piece
     return Mover(move, modules)
 
 
@@ -183,5 +173,5 @@ def element_mover(ts, td):
 
     @inline
     def move_one(dst, src, scratch):
-        inner(dst, src, k, scratch)
+        inner(dst, src, k, scratch, 1)
     return Mover(move_one, row.modules)

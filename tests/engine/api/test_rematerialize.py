@@ -238,7 +238,7 @@ def test_mistakes():
         gg.rematerialize(graph, -1)
     with pytest.raises(gg.TypeMismatch, match="target"):
         gg.rematerialize(graph, 1000, target="CPU")
-    with pytest.raises(gg.ParamError, match="no result of the graph that was rematerialized"):
+    with pytest.raises(gg.ParamError, match="not a result of the graph that was rematerialized"):
         gg.rematerialize(graph, 1 << 30).of(gg.Context().new_tensor(gg.F32, 3))
 
 

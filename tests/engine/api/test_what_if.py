@@ -254,8 +254,8 @@ def test_together_they_say_what_they_say_alone():
 
 
 @pytest.mark.parametrize(("bad", "error", "match"), [
-    ([["work"]], gg.TypeMismatch, "is no name; names: all, freed"), (None, gg.TypeMismatch, "takes names or"),
-    ([3], gg.TypeMismatch, "3 is no name"), ({3: 1}, gg.ParamError, "what_if 3; names"),
+    ([["work"]], gg.TypeMismatch, "is not a name; names: all, freed"), (None, gg.TypeMismatch, "takes names or"),
+    ([3], gg.TypeMismatch, "3 is not a name"), ({3: 1}, gg.ParamError, "what_if 3; names"),
     ({"all": 2}, gg.ParamError, "stands alone or in a list"), ("", gg.ParamError, "what_if ''"),
     ({"freed": 3}, gg.ParamError, "freed=3: takes no number; give freed=True, or leave it out"),
     ({"in_place": False}, gg.ParamError, "in_place=False: takes no number"),

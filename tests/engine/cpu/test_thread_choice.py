@@ -93,6 +93,17 @@ def test_long_runs_get_their_threads_back_within_seconds():
         assert used.index(2) <= thread_choice.LONG_RUNS + thread_choice.RECENT and choice.n == 2
 
 
+def test_a_short_disturbance_costs_a_moment():
+    """Runs of 50 ms: a few of them are slow on two threads, then no longer."""
+    for seed in SEEDS:
+        rng, choice = random.Random(seed), ThreadChoice(2, 0.05)
+        simulate(choice, 500, partial(idle, rng))
+        while choice.n == 2:
+            simulate(choice, 1, partial(slower, rng))
+        _, used = simulate(choice, 100, partial(idle, rng))
+        assert used.index(2) <= thread_choice.RECENT and choice.n == 2
+
+
 def test_many_threads_go_by_halves():
     rng, choice = random.Random(0), ThreadChoice(64)
     _, used = simulate(choice, 3000, lambda n: rng.uniform(1, 1.1) * (1 + abs(n - 8)))         # eight are best

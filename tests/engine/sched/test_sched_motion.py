@@ -51,7 +51,7 @@ def hard_graph(seed, place):
             y = gg.add(gg.cpy(a, c), c)                     # the copy and the cache itself, read side by side
         elif kind == 7:
             y = gg.mul(c, gg.soft_max(a))
-        elif kind == 8:                                     # narrow, then wide: a place motion likes
+        elif kind == 8:                                     # narrow, then wide: motion moves such splits
             y = gg.repeat(gg.sum_rows(a), a)
         elif kind == 9:
             y = gg.rms_norm(gg.mul_mat(pick(w), gg.cont(gg.transpose(a))), 1e-5)

@@ -50,7 +50,7 @@ def test_parameters_that_the_last_step_made_infinite_are_told():
     net = Net()
     with pytest.raises(gg.train.NotFinite, match="step 1 left .* smaller learning rate"):
         net.fit(100 * X[:8], optimizer=gg.train.SGD(lr=3e38), loss="sum")
-    with pytest.raises(gg.train.NotFinite, match="not finite before the first step; set it anew"):
+    with pytest.raises(gg.train.NotFinite, match="not finite before the first step; set it again"):
         net.fit(X[:8], loss="sum")
 
 
@@ -95,7 +95,7 @@ def test_rows_to_predict_are_inputs_alone():
 REFUSED = {         # before the first step: [(options, what the error says)]
     gg.ParamError: [
         (dict(data=X), "needs labels"), (dict(data=(X[:4], Y[:4])), "do not fill a batch of 8"),
-        (dict(data=(X[:0], Y[:0])), "there are no rows"), (dict(batch=12), "no multiple of the 8 rows"),
+        (dict(data=(X[:0], Y[:0])), "there are no rows"), (dict(batch=12), "not a multiple of the 8 rows"),
         (dict(data=(X, np.zeros((48, 3), np.float32))), "each row sums to 1"),
         (dict(epochs=-1), "whole number"), (dict(seed=-1), "seed must not be negative"),
         (dict(loss="huber"), "expected one of"), (dict(budget=0), "budget is a number of bytes"),
@@ -120,7 +120,7 @@ REFUSED = {         # before the first step: [(options, what the error says)]
         (dict(data=(X, np.ones((48, 1, 3, 2), np.float32)), loss="mse"), "do not fit outputs"),
         (dict(loss=lambda y, t: gg.sub(y, t)), "loss must be one element")],
     gg.IndexRangeError: [
-        (dict(data=(X, np.full(48, 3))), "label 3 is no class: outputs .* have classes 0 to 2"),
+        (dict(data=(X, np.full(48, 3))), "label 3 is not a class: outputs .* have classes 0 to 2"),
         (dict(data=(X, Y - 100)), "leave such rows out")],
 }
 
@@ -147,7 +147,7 @@ def test_parameters_that_cannot_be_trained():
         gg.train.fit(x, gg.mul_mat(q, x), data)
     with pytest.raises(gg.ParamError, match="is a view of w"):
         gg.train.fit(x, gg.mul_mat(w, x), data, params=[w[:1]])
-    with pytest.raises(gg.ParamError, match="is no input of"):
+    with pytest.raises(gg.ParamError, match="is not an input of"):
         gg.train.fit(w[0], gg.mul_mat(gg.set_param(w), x), data, batch=None)
     frozen = ctx.new_tensor(gg.F32, (3,), name="frozen")
     with pytest.raises(gg.NotAllocated, match="frozen .* have no values"):

@@ -32,7 +32,7 @@ def test_resumed_training_has_the_same_bits(tmp_path):
     with pytest.raises(gg.ShapeError, match="is of other parameters: it has"):
         gg.train.fit(x, y, (X, Y), checkpoint=path)
     (tmp_path / "bad").write_bytes(b"nonsense")
-    with pytest.raises(gg.BadFile, match="no checkpoint of a training"):
+    with pytest.raises(gg.BadFile, match="not a training checkpoint"):
         Net().fit(checkpoint=tmp_path / "bad")
 
 
@@ -95,7 +95,7 @@ def test_what_a_checkpoint_says_of_itself_is_checked(tmp_path, word, changes):
         about, tensors = f.metadata(), {name: f.get_tensor(name) for name in f.keys()}
     about[word] = changes if isinstance(changes, str) else json.dumps(json.loads(about[word]) | changes)
     numpy.save_file(tensors, path, about)
-    with pytest.raises(gg.BadFile, match="no checkpoint of a training"):
+    with pytest.raises(gg.BadFile, match="not a training checkpoint"):
         Net().fit(epochs=2, checkpoint=path)
 
 
@@ -105,7 +105,7 @@ def test_checkpoints_are_whole_or_not_there(tmp_path, monkeypatch):
     good = path.read_bytes()
     for cut in range(0, len(good), 61):
         path.write_bytes(good[:cut])
-        with pytest.raises(gg.BadFile, match="no checkpoint of a training.*another file"):
+        with pytest.raises(gg.BadFile, match="not a training checkpoint.*another file"):
             Net().fit(epochs=2, checkpoint=path)
     path.write_bytes(good)
 

@@ -1,4 +1,4 @@
-"""`ggjit cache`: what is kept for the next time; compiled kernels, carried to other processors of the same level."""
+"""`ggjit cache`: lists the kernel cache, and exports and imports compiled kernels."""
 import time
 
 from ggjit.core.html_repr import size_text

@@ -76,7 +76,7 @@ def _lines():
         except (EOFError, StopIteration):
             return
         except UnicodeDecodeError:
-            raise BadFile("standard input is no text in UTF-8") from None
+            raise BadFile("standard input is not text in UTF-8") from None
 
 
 def media_of(args):

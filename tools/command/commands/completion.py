@@ -1,4 +1,4 @@
-"""`ggjit completion`: the script for a shell, made from the parser: it knows every command and option there is."""
+"""`ggjit completion`: completion scripts for shells, generated from the parser."""
 from ggjit.ops.core.errors import extra
 from ggjit.tools.command.parser import COMMANDS, Arguments
 

@@ -1,4 +1,4 @@
-"""`ggjit control-vector`: what leads from some texts to others, for `--control-vector`."""
+"""`ggjit control-vector`: the direction from some texts to others, for `--control-vector`."""
 from ggjit.display.progress import compiling
 from ggjit.models.core.checks import read_text
 from ggjit.models.files.save import refuse_existing, refuse_source

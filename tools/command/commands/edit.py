@@ -1,4 +1,4 @@
-"""`ggjit edit`: keys and tensors of a GGUF changed; a model in one file or in several."""
+"""`ggjit edit`: changes keys and tensors of a GGUF file, splits a model into several files or joins them."""
 from ggjit.models.files.rewrite import edit_gguf
 from ggjit.tools.command.common import add_files, pairs, text_nbytes, value
 from ggjit.tools.command.helpers import add_lora, scaled

@@ -1,4 +1,4 @@
-"""`ggjit fit`: the best way to run a model within so much memory, planned without reading its weights."""
+"""`ggjit fit`: the best settings of a model within a memory limit, planned without reading its weights."""
 from ggjit.api.rematerialize import BudgetError
 from ggjit.models.networks.fit import fit
 from ggjit.tools.command.common import add_n_ctx, add_threads, console, nbytes, pairs, positive, text_nbytes

@@ -1,4 +1,4 @@
-"""`ggjit imatrix`: how much each column of each matrix matters on a text, for `ggjit quantize --imatrix`."""
+"""`ggjit imatrix`: the importance of each column of each matrix on a text, for `ggjit quantize --imatrix`."""
 import os
 
 from ggjit.display.progress import compiling

@@ -25,6 +25,7 @@ EXAMPLES = (("ggjit info soft_max", "one op: builders, types, files"),
             ("ggjit info --tuning", "what was chosen for this processor"))
 SHOWN = 8                       # items of an array that are printed, and
 SHOWN_TEXT = 100                # characters of a text that are printed
+PREFETCH = {"near": "prefetch into level 1", "ahead": "prefetch 6 KB ahead", "far": "prefetch into level 2"}
 
 
 def add_arguments(c):
@@ -79,7 +80,7 @@ def kernels_line(facts):
 # ---------------------------------------------------------------- this processor
 def tuning_info(args):
     """Prints how products read the weights of each type here; the same as JSON."""
-    rule = "this processor's" if choices.RULE else "Intel's, for want of one for this processor"
+    rule = "this processor" if choices.RULE else "Intel processors, since none exists for this one"
     facts = {}
     for type in filter(tunable, all_traits()):
         found, tile = None if choices.SETTING else choices.kept(type), choices.tile(type)
@@ -92,21 +93,22 @@ def tuning_info(args):
     threads = {"rule": sharing.RULE_NANOSECONDS, "measured": {} if choices.SETTING == "off" else sharing.kept()}
     result = {"target": isa.target(), "rule": rule, "types": facts, "shared_from_nanoseconds": threads}
     if not args.json:
-        print(f"kernels for {isa.target()}; where nothing was measured the rule is {rule}")
+        print(f"kernels for {isa.target()}; types that were not measured follow the rule for {rule}\n\n"
+              f"{'type':8} {'in the layout of the file':36} {'layout in use':44} chosen by")
         for name, f in facts.items():
             tile, layout = _tile_text(f, "row"), f["layout"] and f"repacked, {_tile_text(f['layout'], 'group')}"
             best = min(f["seconds"].values(), default=0)
             why = ", ".join(f"{n} {s / best:.2f}" for n, s in f["seconds"].items())
-            print(f"{name:8} tile of {tile:24} {layout or 'as in the file':25} {f['why']}"
-                  + (f": times the fastest's seconds, {why}" if why else "") + "; many columns by AMX" * f["amx"])
+            print(f"{name:8} {tile:36} {layout or 'as in the file':44} {f['why']}"
+                  + (f": seconds over the fastest's, {why}" if why else "") + "; many columns by AMX" * f["amx"])
         measured = "".join(f", {x / 1000:g} us with {n} (measured)" for n, x in threads["measured"].items())
-        print(f"a node is shared among threads from {threads['rule'] / 1000:g} us of work on (rule){measured}")
+        print(f"\nthreads share a node if its work takes at least {threads['rule'] / 1000:g} us (rule){measured}")
     return result
 
 
 def _tile_text(tile, what):
     n, how = tile["rows"], tile["prefetch"]
-    return f"{n} {what}{'s' * (n > 1)}{'' if how == OWN else ', ' + how}"
+    return f"{n} {what}{'s' * (n > 1)}{'' if how == OWN else f' ({PREFETCH.get(how, how)})'}"
 
 
 # ---------------------------------------------------------------- a file

@@ -97,7 +97,7 @@ def run(args):
         host, port = listening.getsockname()[:2]
         _say(args, f"ready: {m.file.path} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
         if limits.key is None and not args.host.startswith(LOOPBACK):
-            _say(args, f"warning: anyone who reaches {args.host} may use it; --api-key KEY keeps others out")
+            _say(args, f"warning: every machine that reaches {args.host} may use it; --api-key KEY restricts that")
         with _signals_kept():
             uvicorn.Server(config).run([listening])
         _say(args, "stopped")

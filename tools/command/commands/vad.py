@@ -1,4 +1,4 @@
-"""`ggjit vad`: the stretches of speech in a recording."""
+"""`ggjit vad`: finds the parts of a recording that contain speech."""
 import sys
 import time
 

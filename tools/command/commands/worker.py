@@ -1,4 +1,4 @@
-"""`ggjit worker`: lend this machine's processor and memory to drivers."""
+"""`ggjit worker`: lets drivers use this machine's processor and memory."""
 import sys
 
 import ggjit as gg
