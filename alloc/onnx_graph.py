@@ -1,4 +1,5 @@
-"""The intermediate results of an ONNX graph as an offset problem.  Only shapes are read, no weights.
+"""The intermediate results of an ONNX graph as an offset problem.  Shapes are read, and of weights only small
+ones, on which shapes may depend.
 
 A result lives from its node to the last node that reads it, an output of the graph to the end; steps are nodes.
 Inputs and weights lie elsewhere, as they do in onnxruntime.  Nodes that only name memory anew (Reshape, Squeeze,

@@ -21,6 +21,8 @@ from ggjit.alloc.traces import AllocationTrace, Held, number_of
 from ggjit.ops.core.errors import BadFile
 
 FREED = "free_completed"
+# bytes; no device has such a segment: PyTorch's writer of snapshots out of a profile lays one around all addresses
+ALL_ADDRESSES = 1 << 40
 GZIP, PICKLE = b"\x1f\x8b", b"\x80"          # how such files begin; pickles of protocol 2 and later
 
 
@@ -85,9 +87,11 @@ def _buffers(events, segments, device):
                 held.take(at, found.add(i, n, size), where)
         elif action == freed_by:
             held.free(number_of(event, "addr", where), number_of(event, "size", where), i, where)
-    mine = [(k, s) for k, s in enumerate(segments) if isinstance(s, dict) and s.get("device", device) == device]
+    mine = [number_of(s, "total_size", f"segment {k}") for k, s in enumerate(segments)
+            if isinstance(s, dict) and s.get("device", device) == device]
+    mine = [nbytes for nbytes in mine if nbytes < ALL_ADDRESSES]
     if changes or mine:
-        found.taken = now = sum(number_of(s, "total_size", f"segment {k}") for k, s in mine)
+        found.taken = now = sum(mine)
         for change in reversed(changes):
             now -= change
             found.taken = max(found.taken, now)

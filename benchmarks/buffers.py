@@ -1,4 +1,4 @@
-"""Announced bytes beside llama.cpp's own buffers, as its log says them, by architecture.
+"""Announced bytes beside the buffers in llama.cpp's log, by architecture.
 
     python -m benchmarks.buffers [NAME ...] [--n-ctx 512]
 

@@ -1,4 +1,4 @@
-"""What a remote device costs beside a bare socket, in the same run: two workers on this machine.
+"""The cost of a remote device beyond a plain socket, measured in the same run: two workers on this machine.
 
     python -m benchmarks.cluster [--quick] [--json] [--tls]             ratios to a socket
     python -m benchmarks.cluster --report [--gguf model.gguf]           all of it, as results/cluster.md: 4 minutes

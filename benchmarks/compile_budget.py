@@ -1,4 +1,5 @@
-"""What compiling costs: every kernel of a sample of the op suite, one by one, into an empty cache; then whole models.
+"""The cost of compiling: every kernel of a sample of the op suite, one by one, into an empty cache; then whole
+models.
 
     python -m benchmarks.compile_budget [--cases 1500] [--kernels 450] [--seconds S] [--resume FILE] [--models PATH ...]
     python -m benchmarks.compile_budget --waits [--rounds 2]    # what a user waits for, against targets: 4 minutes

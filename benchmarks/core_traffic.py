@@ -1,4 +1,4 @@
-"""What threads cost each other: lines that two of them write, bytes that move, atomic operations, barriers.
+"""What threads exchange: cache lines that two of them write, bytes that move, atomic operations, barriers.
 
     python -m benchmarks.core_traffic [--only GRAPH;...] [--threads 2,8,64] [--kernels]     > results/core-traffic.md
 

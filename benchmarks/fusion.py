@@ -1,5 +1,5 @@
-"""What is fusion at plan time worth?  Every pattern alone and all together against the plan without fusion; and what
-a pattern that is not built could bring at most.
+"""The gain of fusion at plan time: each pattern alone and all together beside the plan without fusion, and a bound
+for patterns that do not exist.
 
     python -m benchmarks.fusion [NETWORK ...] [-t 1 2] [--seconds 5]
 

@@ -139,6 +139,9 @@ def plan(n_threads):
 PARTS = {"columns": (columns, "columns n", "GFLOP/s", 1), "layers": (layers, "layers", "ms", 1e3),
          "context": (context, "tokens before", "ms", 1e3), "batch": (batch, "tokens of the prompt", "ms", 1e3),
          "plan": (plan, "nodes", "ms", 1e3)}
+TITLES = {"columns": "Throughput of a product by its columns", "layers": "Time of a token by the layers of the model",
+          "context": "Time of a token by the tokens before it", "batch": "Time of a prompt by its tokens",
+          "plan": "Time of planning by the nodes of the graph"}
 
 
 # ---------------------------------------------------------------- what is shown
@@ -153,7 +156,7 @@ def table(part, curves):
     sizes = sorted({n for c in curves for n in c.points})
     if part == "columns":
         sizes = [n for n in sizes if n in SHOWN]
-    yield f"\n## {part}\n"
+    yield f"\n## {TITLES[part]}\n"
     yield "| " + " | ".join([grows, *map(str, sizes), "cliffs" if part == "columns" else "slope"]) + " |"
     yield "|" + "---|" * (len(sizes) + 2)
     for c in curves:

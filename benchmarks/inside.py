@@ -1,4 +1,5 @@
-"""What it costs to look inside a network: a step where nothing is captured, and with more and more tensors captured.
+"""The cost of looking inside a network: a step in which nothing is captured, and steps with more and more captured
+tensors.
 
     python benchmarks/inside.py [MODEL.gguf] [-r ROUNDS]
 

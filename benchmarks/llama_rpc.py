@@ -1,4 +1,4 @@
-"""llama.cpp's RPC servers on this machine, out of a build of one's own with GGML_RPC (GGML_LIB_DIR names its folder).
+"""llama.cpp's RPC servers on this machine, from a build with GGML_RPC (GGML_LIB_DIR names its folder).
 
     GGML_LIB_DIR=build/bin python -m benchmarks.llama_rpc model.gguf --servers 2        prints milliseconds a token
 

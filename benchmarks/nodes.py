@@ -1,4 +1,4 @@
-"""What stands between the nodes: processor time and memory of building, planning and replaying, for each node.
+"""The engine's cost for each node: processor time and memory of building, planning and replaying.
 
     python -m benchmarks.nodes [--only plan,memory,...] [--rounds N]         a minute; targets in brackets
 

@@ -1,4 +1,5 @@
-"""What the engine itself takes beside the kernels: processor time of graphs, plans and schedules, and stays in files.
+"""The engine's processor time beside the kernels, for graphs, plans and schedules, and the moves of a call between
+source files.
 
     python -m benchmarks.overheads                      # a table with the targets, for results/overheads.md
     python -m benchmarks.overheads --beside CHECKOUT    # another checkout by turns, in the same minutes

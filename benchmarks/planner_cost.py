@@ -1,4 +1,6 @@
-"""What planner `best` costs beside ggml's, next to compiling the graph: python -m benchmarks.planner_cost [NAME ...]
+"""The cost of the planner `best` beyond ggml's, next to compiling the graph.
+
+    python -m benchmarks.planner_cost [NAME ...]
 
 Per graph, processor time of one thread: planning with each planner, the fastest of REPEATS; making the graph ready to
 run (kernels chosen, compiled or loaded, rows written) with an empty cache of kernels, in a new process with a full one,

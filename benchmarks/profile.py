@@ -1,4 +1,4 @@
-"""Where the time of a model goes: every kind of node, its share, and how near it comes to the machine's limits.
+"""A profile of a model: every kind of node, its share of the time, and how near it comes to the machine's limits.
 
     python -m benchmarks.profile MODEL.gguf                 # decode one token; encoders: a text of 64
     python -m benchmarks.profile MODEL.gguf -p 128          # a prompt of 128 tokens

@@ -1,4 +1,4 @@
-"""Are weights in the layout of CPU_REPACK faster?  The same product over the file's blocks and over repacked ones.
+"""Products over repacked weights (CPU_REPACK) beside the same products over the file's blocks.
 
     python -m benchmarks.repack [--type Q4_0] [-n 1 8 128] [-t 2] [--json]
     python -m benchmarks.repack --experts 32 [--used 8] ...   mul_mat_id: n tokens that use so many experts each

@@ -10,6 +10,7 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks.work import Leaves, content
+from ggjit.cpu.thread_choice import ThreadChoice
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import flops, moved_nbytes
 from ggjit.ops.matmul import choices
@@ -53,6 +54,8 @@ class Prepared:
         self.allocator = gg.GraphAllocator(self.backend)
         self.allocator.alloc_graph(self.graph)
         self.plan = self.backend.graph_plan_create(self.graph)
+        if choice := self.plan.thread_choice:       # plans of as much work share one, but works are not one program
+            self.plan.thread_choice = ThreadChoice(choice.most, choice.unit)
 
     def write(self, path):
         """For `Graphs.load` of the peers: tensors, {index: bytes of leaf}, indices of the results.

@@ -115,6 +115,7 @@ class PlanTensors:
         found = [(i, self.uses[i, 1 + j]) for i in at for j in updating[self.nodes[i].op]]
         return np.array(found, np.int64).reshape(-1, 2).T
 
+
 @functools.cache
 def _updates():
     """[op]: does it write sources?"""

@@ -91,7 +91,8 @@ class ModelDiff(PlotRepr):
         low, high = np.nanmin(grid), np.nanmax(grid)
         image = axes.imshow(grid, aspect="auto", cmap="magma", origin="lower", interpolation="nearest",
                             norm=colors.LogNorm(low, max(high, low * 10)))
-        axes.figure.colorbar(image, ax=axes, label="NMSE")
+        if high > FLOOR:
+            axes.figure.colorbar(image, ax=axes, label="NMSE")
         label_axis(axes.xaxis, self.tokens)
         axes.tick_params("x", labelrotation=90)
         axes.yaxis.get_major_locator().set_params(integer=True)
@@ -99,6 +100,8 @@ class ModelDiff(PlotRepr):
         return axes
 
     def _verdict(self, show=lambda row: row.name):
+        if all(row.error == 0 for row in self.rows):
+            return f"no error above {self.tolerance:g}: all values are equal"
         return f"no error above {self.tolerance:g}" if self.first is None else \
             f"first above {self.tolerance:g}: {show(self.first)}"
 
@@ -138,11 +141,8 @@ def diff(a, b, text, names="*", tolerance=TOLERANCE):
     Errors: ParamError; ModelError where b's tokenizer gives other ids for the text or nothing can be compared.
     """
     tolerance = number("tolerance", tolerance)
-    ids, tokens, of_a, title_a = _captured(a, text, names, None)
-    same, _, of_b, title_b = _captured(b, text, names, ids)
-    if same is not None and same.tolist() != ids.tolist():
-        raise ModelError(f"the tokenizers give different ids for the text: {ids.tolist()[:8]} in {title_a}, "
-                         f"{same.tolist()[:8]} in {title_b}; give token ids, or convert the model again")
+    ids, tokens, of_a, title_a = _captured(a, text, names)
+    _, _, of_b, title_b = _captured(b, text, names, (ids, title_a))
     common = [name for name in of_a if name in of_b]
     if not common:
         raise ModelError(f"{title_a} and {title_b} have no named tensor in common")
@@ -154,18 +154,22 @@ def diff(a, b, text, names="*", tolerance=TOLERANCE):
                      (title_a, title_b), tolerance)
 
 
-def _captured(what, text, names, ids):
-    """(ids of the text as this model has them or None, texts of tokens, {name: (values, axis of tokens)}, title)"""
+def _captured(what, text, names, first=None):
+    """(ids of the text, texts of tokens, {name: (values, axis of tokens)}, title); first: (ids, title) of the first
+    model, which a model without a vocabulary takes and every other must have, too."""
     with _loaded(what) as (m, title):
-        mine = inside.ids_of(m, text) if not isinstance(text, str) or _has_words(m) else None
-        used = mine if ids is None else ids
-        if used is None:
+        ids = inside.ids_of(m, text) if not isinstance(text, str) or _has_words(m) else None
+        if ids is None and first is None:
             raise ParamError(f"{title} has no vocabulary; give token ids in place of a text")
+        used = ids if first is None else first[0]
+        if ids is not None and ids.tolist() != used.tolist():
+            raise ModelError(f"the tokenizers give different ids for the text: {used.tolist()[:8]} in {first[1]}, "
+                             f"{ids.tolist()[:8]} in {title}; give token ids, or convert the model again")
         specs = {name: spec for name, spec in inside.matched_in(m, names).items() if spec.dtype.kind == "f"}
         if names == "*":
             specs = {name: spec for name, spec in specs.items() if name not in m._hooks.without_flash}
         values = m.capture(list(specs), used)
-        return mine, labels_of(m, used), {name: (values[name], specs[name].token_axis) for name in specs}, title
+        return used, labels_of(m, used), {name: (values[name], specs[name].token_axis) for name in specs}, title
 
 
 def _has_words(m):

@@ -6,6 +6,7 @@
 
 The arena holds the results of nodes (networks/base/arena.py); weights, cache and inputs lie outside.
 """
+import base64
 import contextlib
 import dataclasses
 import os
@@ -18,7 +19,8 @@ import numpy as np
 from ggjit.alloc.report import MeasureReport, mib
 from ggjit.api.rematerialize import BudgetError, Rematerialized
 from ggjit.core.arguments import typed_call
-from ggjit.core.html_repr import PlotRepr
+from ggjit.core.html_repr import PlotRepr, escape
+from ggjit.display.html import table
 from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import integer, number
 from ggjit.models.networks.inside import inside
@@ -31,6 +33,7 @@ from ggjit.ops.core.whole_numbers import is_whole
 SHARES = 1.0, 0.84, 0.5, 0.3, 0.25
 DRAWN, MOST_DRAWN = 512, 1 << 24                # tokens of a text that is drawn: where nothing is said, at most
 LEAST_CTX = 256
+NEAR = 0.08                     # points of a picture so near each other, as a part of its width, have one label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,28 +59,55 @@ class ArenaPareto(PlotRepr, list):
         """Seconds of a reading over the bytes of its arena, on matplotlib axes.  Errors: MissingExtra."""
         if axes is None:
             axes = extra("matplotlib.pyplot", "plots").subplots(figsize=(6, 3.2))[1]
-        points = sorted((p.nbytes / 2 ** 20, 1e3 * p.seconds) for p in self if p.seconds is not None)
-        axes.plot(*zip(*points, strict=True), marker="o")
-        for p in self:
-            if p.seconds is None:
-                axes.axvline(p.nbytes / 2 ** 20, color="black", linestyle="--", linewidth=1, label="the least")
+        read = sorted((p for p in self if p.seconds is not None), key=lambda p: (p.nbytes, -p.seconds))
+        x, y = [p.nbytes / 2 ** 20 for p in read], [1e3 * p.seconds for p in read]
+        axes.plot(x, y, marker="o")
+        groups = []                     # points that one label stands below, since theirs would overlap
+        for k in range(len(read)):
+            near = groups and x[k] - x[groups[-1][0]] < NEAR * x[-1]
+            groups[-1].append(k) if near else groups.append([k])
+        for group in groups:
+            lowest = min(group, key=y.__getitem__)
+            axes.annotate(", ".join(_share(read[k]) for k in group), (x[lowest], y[lowest]), (0, -6), ha="center",
+                          va="top", textcoords="offset points", fontsize="small")
+        least = max((p.nbytes for p in self if p.seconds is None), default=None)
+        if least is not None:
+            axes.axvline(least / 2 ** 20, color="black", linestyle="--", linewidth=1)
+            axes.annotate(f"the least: {mib(least)} ", (least / 2 ** 20, 1), xycoords=("data", "axes fraction"),
+                          xytext=(0, -4), textcoords="offset points", ha="right", va="top", fontsize="small")
         axes.set(xlabel="arena, MiB", ylabel="a reading, ms", title=self.title)
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
+        axes.set_xlim(0, 1.15 * x[-1])
+        axes.set_ylim(0, 1.15 * max(y))
         axes.grid(alpha=0.3)
         return axes
 
-    def __str__(self):
+    def _table(self):
+        """Lines of texts, the head first."""
         base, lines = self[0].seconds, [("arena", "takes", "a reading", "", "bits", "how")]
         for p in self:
-            share = "no limit" if p.share is None else f"{p.share:.0%}"
-            lines.append((share, "", "", "", "", f"too small: {mib(p.nbytes)} are enough") if p.seconds is None else
-                         (share, mib(p.nbytes), f"{1e3 * p.seconds:.1f} ms", f"{p.seconds / base - 1:+.1%}",
+            lines.append((_share(p), "", "", "", "", f"too small: {mib(p.nbytes)} are enough") if p.seconds is None else
+                         (_share(p), mib(p.nbytes), f"{1e3 * p.seconds:.1f} ms", f"{p.seconds / base - 1:+.1%}",
                           "equal" if p.same_bits else "DIFFERENT", p.how))
+        return lines
+
+    def __str__(self):
+        lines = self._table()
         width = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join([self.title, *("  ".join(map(str.ljust, line, width)).rstrip() for line in lines)])
 
+    def _repr_html_(self):
+        """The table, with the picture below it where matplotlib is installed."""
+        head, *lines = self._table()
+        picture = self._repr_png_()
+        shown = "" if picture is None else \
+            f"<img src='data:image/png;base64,{base64.b64encode(picture).decode()}' style='max-width:100%'>"
+        return f"<div><b>{escape(self.title)}</b>{table(lines, head, numbers=(1, 2, 3))}{shown}</div>"
+
     __repr__ = __str__
+
+
+def _share(p):
+    return "no limit" if p.share is None else f"{p.share:.0%}"
 
 
 @typed_call

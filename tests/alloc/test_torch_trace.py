@@ -41,6 +41,8 @@ def test_lifetimes_are_those_of_the_events(path):
     t = read_torch_trace(path)
     assert list(zip(t.lower, t.upper, t.size, strict=True)) == [(1, 4, 100), (2, 8, 50), (5, 8, 120), (0, 6, 70)]
     assert t.taken == 1400, "the segment that was freed last was held beside the other"
+    path.write_text(json.dumps(snapshot([EVENTS[1]], [SEGMENT | {"total_size": 46_442_615_724_864}])))
+    assert read_torch_trace(path).taken is None, "a segment around all addresses, which a profile's snapshot has"
 
 
 def test_a_pickle_is_the_same_and_calls_nothing(path, tmp_path):

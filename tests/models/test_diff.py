@@ -4,7 +4,8 @@ import pytest
 from helpers import tiny_model
 
 import ggjit as gg
-from ggjit.models import edit_gguf, load_gguf, load_model, quantize_gguf, save_gguf
+from ggjit.models import load_gguf, load_model, quantize_gguf, save_gguf
+from ggjit.models.core.byte_chars import CHAR_OF_BYTE
 from ggjit.ops.core.errors import ModelError
 
 IDS = [3, 17, 40, 31, 5, 8]
@@ -92,4 +93,12 @@ def test_bad_arguments(path, tmp_path):
         gg.diff(path, path, IDS, names=["nothing"])
     with pytest.raises(gg.ParamError, match="give token ids"):
         gg.diff(path, path, "a text")
-    assert ModelError and edit_gguf
+
+
+def test_models_with_other_tokenizers(path, tmp_path):
+    """The error names both models, also where the second one does not have the ids of the first."""
+    tensors, metadata = load_gguf(path)
+    words = {"model": "gpt2", "pre": "default", "tokens": CHAR_OF_BYTE[:tiny_model.VOCAB], "merges": ["q z"]}
+    save_gguf(tmp_path / "other.gguf", tensors, metadata | {f"tokenizer.ggml.{k}": x for k, x in words.items()})
+    with pytest.raises(ModelError, match="different ids for the text: .* in austen.gguf, .* in other.gguf"):
+        gg.diff(None, tmp_path / "other.gguf", ', "')

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -461,3 +462,13 @@ def test_chat_with_a_model(shared, monkeypatch, capsys):
     got = json.loads(capsys.readouterr().out)
     assert [m["role"] for m in got["messages"]] == ["user", "assistant"] * 2
     assert all(len(a["tokens"]) == 8 and a["stop_reason"] == "length" for a in got["answers"])
+
+
+def test_warnings_and_errors_are_one_line(capsys):
+    """A warning without the place in the code, other warnings as they were; the command's name once."""
+    before = warnings.formatwarning("text", UserWarning, "f.py", 1)
+    with main._warnings_as_lines("quantize"):
+        assert warnings.formatwarning("it grew", gg.GgjitWarning, "f.py", 1) == "ggjit quantize: warning: it grew\n"
+        assert warnings.formatwarning("text", UserWarning, "f.py", 1) == before
+    assert main._failed(argparse.Namespace(command="fit"), "fit: too little") == 1
+    assert capsys.readouterr().err == "ggjit fit: too little\n"

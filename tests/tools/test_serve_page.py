@@ -70,7 +70,7 @@ def test_other_origins_may_ask_as_the_limits_say(m):
     for origins, there in (("*", {"https://a.org": True, "null": True}),
                            ("localhost", {"https://a.org": False, "http://localhost:8888": True,
                                           "http://127.0.0.1": True, "http://localhost.a.org": False}),
-                           ("https://A.org, localhost", {"https://a.org": True, "http://[::1]:80": True,
+                           ("https://A.org:443, localhost", {"https://a.org": True, "http://[::1]:80": True,
                                                          "https://a.orgs": False}), ("", {"null": False})):
         with serving(m, limits=Limits(key="k", origins=origins)) as (client, _):
             for origin, yes in there.items():
@@ -80,7 +80,7 @@ def test_other_origins_may_ask_as_the_limits_say(m):
                 assert r.status_code == 401 and r.headers.get(allowed) == (origin if yes else None)
 
 
-@pytest.mark.parametrize("origins", ["a.org", "https://a.org/path", "https://*.a.org"])
+@pytest.mark.parametrize("origins", ["a.org", "https://a.org/path", "https://*.a.org", "https://me@a.org"])
 def test_what_no_browser_sends_as_an_origin_is_refused(origins):
     with pytest.raises(gg.ParamError, match="is not an origin of pages: give scheme and host"):
         Limits(origins=origins)

@@ -3,15 +3,18 @@
 Exit status: 0 done; 1 could not be done; 2 wrong usage, or an option or setting whose value cannot be used; 130 Ctrl-C.
 1 and 2 come with a line on stderr: what is wrong, and how to mend it.
 """
+import contextlib
 import gc
 import json
 import math
 import os
 import sys
+import warnings
 
 from ggjit.ops.core.errors import GgjitError, ModelError, ParamError
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
+from ggjit.ops.core.user_warnings import GgjitWarning
 from ggjit.tools.command.parser import Arguments, try_first
 
 
@@ -47,7 +50,7 @@ def _output(system=sys.platform, environment=os.environ):
 def _status(run, args):
     """Runs the command and prints its result; the exit status."""
     try:
-        with oom_guard(f"ggjit {args.command}"):
+        with oom_guard(f"ggjit {args.command}"), _warnings_as_lines(args.command):
             result = run(args)
         if getattr(args, "json", False):
             print(json.dumps(_finite(result), allow_nan=False))
@@ -69,6 +72,19 @@ def _status(run, args):
     return int(result.get("failed", False))
 
 
+@contextlib.contextmanager
+def _warnings_as_lines(command):
+    """Context in which a GgjitWarning is printed as one line, without a place in the code."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, category, *where, **line: (
+        f"ggjit {command}: warning: {message}\n" if issubclass(category, GgjitWarning)
+        else before(message, category, *where, **line))
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 def _finite(x):
     """The same with null for NaN and infinities, which JSON has no form for."""
     if isinstance(x, dict):
@@ -79,7 +95,7 @@ def _finite(x):
 
 
 def _failed(args, words):
-    print(f"ggjit {args.command}: {printable(words)}", file=sys.stderr)
+    print(f"ggjit {args.command}: {printable(words).removeprefix(f'{args.command}: ')}", file=sys.stderr)
     return 1
 
 

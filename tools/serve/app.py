@@ -67,9 +67,10 @@ def _pattern(origins):
     """A regular expression of the origins that are meant."""
     found = []
     for origin in filter(None, (o.strip().rstrip("/").lower() for o in origins.split(","))):
-        if origin not in ANY_OF and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/*?#\s]+", origin):
+        if origin not in ANY_OF and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/*?#@\s]+", origin):
             raise ParamError(f"{origin!r} is not an origin of pages: give scheme and host, such as https://example.org "
                              f"or http://10.0.0.1:3000, localhost for pages of this machine, * for all")
+        origin = re.sub(r"(?<=^http:)(.*):80$|(?<=^https:)(.*):443$", r"\1\2", origin)  # which browsers leave out
         found.append(ANY_OF.get(origin) or re.escape(origin))
     return "|".join(found) or "(?!)"
 
