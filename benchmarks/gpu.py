@@ -16,8 +16,11 @@ speed   mat-vec of every weight type against a measured copy, F16 products again
         memory taken against gg.measure, every other op on the largest of its cases (gpu_ops.py); by events
 models  MiniLM, stories260K and a 1.1B shape: against the CPU, tokens a second, beside llama-bench where one is found
 
-Kernels are compiled first, by all processors (gpu_compile.py); that needs no card, so it may be done before on another
-machine.
+What fails is a row that says so, and the next case begins.  Kernels are compiled first, by all processors
+(gpu_compile.py); that needs no card, so it may be done before on another machine.  llama-bench is looked for on PATH:
+
+    cmake -S llama.cpp -B build -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 -DLLAMA_BUILD_TESTS=OFF
+    cmake --build build -j --target llama-bench && PATH=$PWD/build/bin:$PATH
 
 The table goes to benchmarks/results/gpu.md.  Without a GPU it says why, and exits with 1.
 """
@@ -44,7 +47,7 @@ from benchmarks.catalogue import STORIES
 from benchmarks.gpu_compile import compile_all
 from benchmarks.gpu_ops import op_rows
 from benchmarks.gpu_piped import piped_rows, piping
-from benchmarks.gpu_report import Clock, Report
+from benchmarks.gpu_report import Clock, Report, each
 from benchmarks.gpu_suite import CUBLAS, OWN, check_ops, check_smallest, nmse, sanitize, sanitizer
 from benchmarks.gpu_walk import walk_rows
 from benchmarks.report import Row, Spread
@@ -64,7 +67,7 @@ WEIGHTS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K",
            "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ2_0", "MXFP4",
            "NVFP4")
 MIN_NODES = 20                  # one timing runs this many launches, so that events do not count
-LLAMA_BENCH_SECONDS = 120
+LLAMA_BENCH_SECONDS = 40
 COMPILE_SHARE = 0.25            # of a run's time
 FLUSH_NBYTES = 256 << 20        # more than any second-level cache
 
@@ -126,7 +129,9 @@ class Timer:
         return out
 
     def plan(self, *outputs):
-        graph = gg.Graph(*outputs)
+        return self.planned(gg.Graph(*outputs))
+
+    def planned(self, graph):
         gg.GraphAllocator(self.gpu).alloc_graph(graph)
         return self.gpu.graph_plan_create(graph)
 
@@ -158,17 +163,20 @@ GBS, TFS = (1e9, "GB/s"), (1e12, "TFLOP/s")
 
 def mat_vec_rows(timer, peak):
     """Weights rotate, so that they come from memory and not from a cache."""
-    k, m = timer.scale.mat_vec
-    for name in timer.scale.weights:
-        type = getattr(gg, name)
-        nbytes = type.row_nbytes(k) * m
-        copies = max(2, min(MIN_NODES, -(-2 * timer.scale.flush_nbytes // nbytes)))
-        *ws, x = weights(timer.gpu, *[(type, (k, m))] * copies, (gg.F32, (k, 1)))
-        plan = timer.plan(*[gg.mul_mat(w, x) for w in ws])
-        ours = rate(timer.seconds(plan.compute, copies), nbytes, GBS)
-        share = ours.median * 1e9 / peak
-        yield Row(f"mat-vec {name} {k} x {m}", "85 % of a copy", ours, f"copy {peak / 1e9:,.0f} GB/s", share,
-                  share >= 0.85, "90 % as well" if share >= 0.9 else "")
+    yield from each([(f"mat-vec {name}", functools.partial(mat_vec_row, timer, peak, name))
+                     for name in timer.scale.weights], timer.scale.dry)
+
+
+def mat_vec_row(timer, peak, name):
+    (k, m), type = timer.scale.mat_vec, getattr(gg, name)
+    nbytes = type.row_nbytes(k) * m
+    copies = max(2, min(MIN_NODES, -(-2 * timer.scale.flush_nbytes // nbytes)))
+    *ws, x = weights(timer.gpu, *[(type, (k, m))] * copies, (gg.F32, (k, 1)))
+    plan = timer.plan(*[gg.mul_mat(w, x) for w in ws])
+    ours = rate(timer.seconds(plan.compute, copies), nbytes, GBS)
+    share = ours.median * 1e9 / peak
+    yield Row(f"mat-vec {name} {k} x {m}", "85 % of a copy", ours, f"copy {peak / 1e9:,.0f} GB/s", share, share >= 0.85,
+              "90 % as well" if share >= 0.9 else "")
 
 
 def torch_module():
@@ -209,13 +217,16 @@ def products_by(choice):
 
 def product_rows(timer):
     """Square matrices: weights of each type, float32 columns."""
+    yield from each([(f"product {name} {n}", functools.partial(products, timer, name, n)) for n, name in
+                     itertools.product(timer.scale.products, timer.scale.product_types)], timer.scale.dry)
+
+
+def products(timer, name, n):
     choices = {"own kernels": OWN} | ({"cuBLAS": CUBLAS} if mul_mat_dense.available() else {})
-    for n in timer.scale.products:
-        for name in timer.scale.product_types:
-            w, x = weights(timer.gpu, (getattr(gg, name), (n, n)), (gg.F32, (n, n)))
-            for label, choice in choices.items():
-                with products_by(choice):
-                    yield product_row(timer, f"product {name} {n}, {label}", name, n, gg.mul_mat(w, x))
+    w, x = weights(timer.gpu, (getattr(gg, name), (n, n)), (gg.F32, (n, n)))
+    for label, choice in choices.items():
+        with products_by(choice):
+            yield product_row(timer, f"product {name} {n}, {label}", name, n, gg.mul_mat(w, x))
 
 
 def product_row(timer, label, name, n, y):
@@ -325,18 +336,16 @@ def default_models(scale):
 
 
 def model_rows(timer, llamas, embed):
-    if embed:
-        yield from embedding_rows(timer, embed)
-    for path in llamas:
-        yield from llama_rows(timer, path)
+    cases = [(embed, functools.partial(embedding_rows, timer, embed))] if embed else []
+    cases += [(path, functools.partial(llama_rows, timer, path)) for path in llamas]
+    yield from each(cases, timer.scale.dry)
 
 
 def piped_models(timer, llamas):
     """The models with each node in the way that is measured to be faster, beside llama.cpp as before."""
     with piping(libraries.MEASURED):
-        for path in llamas:
-            for row in llama_rows(timer, path):
-                yield dataclasses.replace(row, work=f"{row.work}, piped where faster")
+        for row in model_rows(timer, llamas, None):
+            yield dataclasses.replace(row, work=f"{row.work}, piped where faster")
 
 
 def embedding_rows(timer, path):
@@ -368,17 +377,17 @@ def llama_rows(timer, path):
         times = timer.wall_seconds(lambda: m.decode([5]))
         captured = Spread([1 / s for s in times], "tok/s")
         yield beside(f"{name}: decode", captured, peer.get("decode"))
-    with load_model(path, backend=timer.gpu.device.init_backend("persistent=1"), n_gpu_layers=-1) as m:
+    with load_model(path, backend=timer.gpu.device.init_backend("fuse=1,persistent=1"), n_gpu_layers=-1) as m:
         m.decode(ids)
         times = timer.wall_seconds(lambda: m.decode([5]))
         ours = Spread([1 / s for s in times], "tok/s")
-        yield Row(f"{name}: decode as one kernel", "-", ours, captured, ours.median / captured.median,
+        yield Row(f"{name}: decode as one kernel, fused", "-", ours, captured, ours.median / captured.median,
                   against="captured")
 
 
 def beside(work, ours, peer):
     if peer is None:
-        return Row(work, "-", ours)
+        return Row(work, "-", ours, note="no figure of llama.cpp: see the lines of the run")
     return Row(work, "-", ours, Spread([peer], "tok/s"), ours.median / peer, against="llama.cpp")
 
 
@@ -386,9 +395,14 @@ def llama_bench(path, n_prompt, n_generated=64):
     """{"prompt": tokens a second, "decode": ...} of llama.cpp's llama-bench, all layers on the GPU; {} without it."""
     program = shutil.which("llama-bench")
     if program is None:
+        print("llama-bench is not on PATH: no figures of llama.cpp", file=sys.stderr)
         return {}
     command = [program, "-m", path, "-p", str(n_prompt), "-n", str(n_generated), "-ngl", "99", "-r", "5", "-o", "json"]
-    r = subprocess.run(command, text=True, capture_output=True, timeout=LLAMA_BENCH_SECONDS)
+    try:
+        r = subprocess.run(command, text=True, capture_output=True, timeout=LLAMA_BENCH_SECONDS)
+    except subprocess.TimeoutExpired:
+        print(f"llama-bench: not done in {LLAMA_BENCH_SECONDS} s", file=sys.stderr)
+        return {}
     if r.returncode:
         print(f"llama-bench: exit status {r.returncode}: {r.stderr[-300:]}", file=sys.stderr)
         return {}

@@ -6,6 +6,7 @@ Cubins lie in the cache folder (GGJIT_CACHE_DIR), named by the sources and the c
 finds what was compiled here before, also on another machine.
 """
 import argparse
+import itertools
 import math
 import os
 import subprocess
@@ -18,10 +19,10 @@ import ggjit as gg
 from benchmarks import gpu_walk
 from benchmarks.gpu_piped import piping, works
 from ggjit.cuda import libraries
-from ggjit.graphs.plan_node import nodes_to_compute
+from ggjit.cuda.cuda_plan import parts_of, repetitions
+from ggjit.graphs.plan_node import nodes_to_compute, plan_nodes
 from ggjit.ops.core.spec import Inputs, all_specs
-from ggjit.ops.cuda.matmul.with_codes import before_product
-from ggjit.ops.cuda.native.launch import Launch, makers
+from ggjit.ops.cuda.native.launch import Launch, makers, node_kernel
 from ggjit.ops.cuda.native.walk import walker_of
 
 PARTS = "walk", "piped", "ops"          # those that take longest first
@@ -45,19 +46,30 @@ def piped_kernels(scale, cc):
 
 
 def walkers(scale):
-    """The Walkers of tokens, of both sets of kernels, and the kernels that they are made of."""
+    """The kernels of tokens in each way of gpu_walk, and the Walkers of those that are one kernel."""
     for shape in gpu_walk.shapes(scale):
         for name in gpu_walk.types(scale):
-            y = gpu_walk.token(gpu_walk.new_leaves(gg.Context(), shape, getattr(gg, name)), shape)
-            nodes, _ = nodes_to_compute(gg.Graph(y))
-            for said in (libraries.NO, libraries.YES):
+            made = gpu_walk.new_leaves(gg.Context(), shape, getattr(gg, name))
+            graph = gpu_walk.graph_of(gpu_walk.token(made, shape))
+            for said, (_, params) in itertools.product((libraries.NO, libraries.YES), gpu_walk.WAYS):
                 with piping(said):
-                    ways = [libraries.ways(t) for t in nodes]
-                made = [x.get(libraries.PIPED, x["own"]) for x in ways]
-                launches = [x for i, t in enumerate(nodes) for x in (
-                    i + 1 < len(nodes) and before_product(t, nodes[i + 1], made[i + 1]) or made[i])]
-                yield walker_of(launches)[0]
+                    launches, walked = planned(graph, "fuse=1" in params)
                 yield from launches
+                if "persistent=1" in params:
+                    yield walker_of(walked)[0]
+
+
+def planned(graph, fuse):
+    """(all Launches of a graph's plan, those that are not left out), each tensor in memory of its own."""
+    singles = plan_nodes(*nodes_to_compute(graph), lambda t: node_kernel(_way(t)))
+    parts = parts_of(singles, graph, None, fuse)
+    launches = [x for kernel in parts.kernels for x in kernel.launches]
+    return launches, [x for x, by in zip(launches, repetitions(parts, ()), strict=True) if by < 0]
+
+
+def _way(t):
+    ways = libraries.ways(t)
+    return ways.get(libraries.PIPED, ways["own"])
 
 
 def all_of(parts, scale, cc):

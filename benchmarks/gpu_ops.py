@@ -5,6 +5,7 @@ A rate counts every byte of the result and its sources once, or multiplications 
 the time (tools/suite/flops.py).
 """
 import contextlib
+import functools
 import math
 import random
 import statistics
@@ -12,6 +13,7 @@ import statistics
 import numpy as np
 
 import ggjit as gg
+from benchmarks.gpu_report import each
 from benchmarks.report import Row, Spread
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.core.spec import Inputs, all_specs
@@ -85,13 +87,17 @@ def op_rows(timer, peak):
     scale, ops = timer.scale, list(makers())
     cases = random.sample(all_cases(), 100) if scale.dry else all_cases()
     theirs = picked(cases, suites_node, not scale.dry, scale.flush_nbytes)
-    for op in ops if scale.n_ops is None else random.sample(ops, scale.n_ops):
-        made = Suite(theirs[op], timer.gpu) if op in theirs else \
-            Own(picked(all_specs()[op].cases(), own_node, not scale.dry)[op], timer.gpu)
-        try:
-            yield _row(timer, made, op.name, peak)
-        finally:
-            made.free()
+    chosen = ops if scale.n_ops is None else random.sample(ops, scale.n_ops)
+    yield from each([(f"op {op.name}", functools.partial(_rows, timer, op, theirs, peak)) for op in chosen], scale.dry)
+
+
+def _rows(timer, op, theirs, peak):
+    made = Suite(theirs[op], timer.gpu) if op in theirs else \
+        Own(picked(all_specs()[op].cases(), own_node, not timer.scale.dry)[op], timer.gpu)
+    try:
+        yield _row(timer, made, op.name, peak)
+    finally:
+        made.free()
 
 
 def _row(timer, made, name, peak):

@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 
 import ggjit as gg
+from benchmarks.gpu_report import each
 from benchmarks.report import Row, Spread
 from ggjit.cuda import libraries
 from ggjit.tools.suite.runner import as_bytes
@@ -100,9 +101,11 @@ def timed(timer, work, way, made):
 
 def torch_attention(timer, work, torch_seconds):
     """Spread of torch's scaled_dot_product_attention over a float16 cache, or None without torch."""
-    if importlib.util.find_spec("torch") is None or work.torch is None or work.leaves[1][0] is not gg.F16:
+    if timer.scale.dry or importlib.util.find_spec("torch") is None:
         return None
     import torch
+    if not torch.cuda.is_available() or work.torch is None or work.leaves[1][0] is not gg.F16:
+        return None
     heads, heads_kv, n, n_kv, d = work.torch
     q, k = (torch.randn(1, h, m, d, device="cuda", dtype=torch.float16) for h, m in ((heads, n), (heads_kv, n_kv)))
     f = functools.partial(torch.nn.functional.scaled_dot_product_attention, q, k, k, enable_gqa=heads != heads_kv)
@@ -133,8 +136,8 @@ def piped_rows(timer, peak, torch_seconds):
     """Rows for each work.  peak: bytes a second of a copy; torch_seconds(timer, f): of f by torch's events."""
     with piping(libraries.YES):
         most = {"GB/s": peak / 1e9, "TFLOP/s": _torch_peak(timer, torch_seconds)}
-        for work in works(timer.scale):
-            yield from rows_of(timer, work, most, torch_seconds)
+        yield from each([(work.label, functools.partial(rows_of, timer, work, most, torch_seconds))
+                         for work in works(timer.scale)], timer.scale.dry)
 
 
 def _torch_peak(timer, torch_seconds, n=8192):
@@ -142,6 +145,8 @@ def _torch_peak(timer, torch_seconds, n=8192):
     if timer.scale.dry or importlib.util.find_spec("torch") is None:
         return None
     import torch
+    if not torch.cuda.is_available():
+        return None
     a = torch.randn(n, n, device="cuda", dtype=torch.float16)
     return 2e-12 * n ** 3 / float(np.median(torch_seconds(timer, lambda: a @ a)))
 

@@ -10,6 +10,7 @@ import sys
 import time
 
 from benchmarks.report import Row, markdown
+from ggjit.cuda.driver import DeviceLost
 
 
 class Clock:
@@ -21,6 +22,20 @@ class Clock:
     def until(self, share=1.0):
         now = time.monotonic()
         return now + share * max(0.0, self._end - now) if self._end < math.inf else math.inf
+
+
+def each(cases, stops):
+    """The rows of all cases, (label, function) each: what falls over is a row that says so, and the next case begins.
+    stops: an error is raised.  Errors: DeviceLost, after which nothing runs."""
+    for label, rows in cases:
+        try:
+            yield from rows()
+        except DeviceLost:
+            raise
+        except Exception as e:
+            if stops:
+                raise
+            yield Row(f"{label} stopped", "-", f"{type(e).__name__}: {e}")
 
 
 class Report:

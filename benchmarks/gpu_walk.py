@@ -1,14 +1,17 @@
-"""A token of a llama in each way: as a captured graph and as one persistent kernel (engine/cuda/walk.py), by the first
-and by the second set of kernels.  By events: the same bits, and what the grid's waits cost against the ends of kernels.
+"""A token of a llama in each way: as a captured graph, with runs of nodes as one kernel (ops/cuda/fused), and as one
+persistent kernel of these (engine/cuda/walk.py), by the first and by the second set of kernels.  By events: the same
+bits, and what the grid's waits cost against the ends of kernels.
 
     n_layer x (norm, q k v, rope, cache, attention, o, add, norm, gate up, swiglu, down, add), norm, output
 """
 import dataclasses
+import functools
 
 import numpy as np
 
 import ggjit as gg
 from benchmarks.gpu_piped import piping
+from benchmarks.gpu_report import each
 from benchmarks.gpu_suite import nmse
 from benchmarks.report import Row, Spread
 from ggjit.cuda import libraries
@@ -34,6 +37,7 @@ class Shape:
 
 SHAPES = (Shape("TinyLlama-1.1B", 22, 2048, 32, 4, 5632, 32000), Shape("SmolLM2-135M", 30, 576, 9, 3, 1536, 49152))
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K")
+WAYS = ("captured", ""), ("fused", "fuse=1"), ("fused, one kernel", "fuse=1,persistent=1")
 DRY_SHAPES, DRY_TYPES = (Shape("tiny", 1, 64, 2, 1, 96, 40, 16),), ("Q8_0",)
 
 
@@ -104,26 +108,26 @@ def token(w, s):
 
 def walk_rows(make_timer, device, scale):
     """A row for each way, shape and type.  make_timer(backend) -> the benchmark's Timer."""
-    for shape in shapes(scale):
-        for name in types(scale):
-            yield from ways_rows(make_timer, device, shape, getattr(gg, name))
+    yield from each([(f"token of {shape.name} {name}", functools.partial(
+        ways_rows, make_timer, device, shape, getattr(gg, name))) for shape in shapes(scale) for name in types(scale)],
+        scale.dry)
 
 
 def ways_rows(make_timer, device, shape, type):
-    """The captured graph and the persistent kernel, of the first and of the second set of kernels.  Errors:
-    AssertionError if a persistent kernel leaves other bits than the captured graph of the same kernels, or the second
-    set's result is not near the first's."""
-    captured, persistent = device.init_backend(), device.init_backend("persistent=1")
-    w, first, logits = leaves(captured, shape, type), None, None
+    """The captured graph, that of runs of nodes as one kernel, and the persistent kernel of these, of the first and of
+    the second set of kernels.  Errors: AssertionError if a persistent kernel leaves other bits than the captured graph
+    of the same kernels, or a result is not near the first one."""
+    backends = [(how, device.init_backend(params)) for how, params in WAYS]
+    w, first, logits = leaves(backends[0][1], shape, type), None, None
     nbytes = sum(t.nbytes for t in w.values())
     for said, kernels in ((libraries.NO, "own kernels"), (libraries.YES, "piped kernels")):
-        bits = None
-        for backend, how in ((captured, "captured"), (persistent, "one kernel")):
+        bits = {}
+        for how, backend in backends:
             with piping(said):
                 rate, plan, y = timed(make_timer(backend), token(w, shape))
             got, label = plan.numpy(y), f"token of {shape.name} {type!r}, {kernels}, {how}"
-            bits, first, logits = bits or got.tobytes(), first or rate, got if logits is None else logits
-            if bits != got.tobytes():
+            first, logits = first or rate, got if logits is None else logits
+            if bits.setdefault(backend.fuse, got.tobytes()) != got.tobytes():
                 raise AssertionError(f"{label}: other bits than the captured graph's")
             if not nmse(got, logits) <= libraries.MAX_NMSE:
                 raise AssertionError(f"{label}: NMSE {nmse(got, logits):.1e} to the first set of kernels")
@@ -133,9 +137,14 @@ def ways_rows(make_timer, device, shape, type):
                       against="-" if rate is first else "own kernels, captured")
 
 
+def graph_of(y):
+    """The graph of a token, in the order in which models plan theirs."""
+    return gg.Graph(y, order="together")
+
+
 def timed(timer, y):
     """(Spread of tokens a second, the plan, y)"""
-    plan = timer.plan(y)
+    plan = timer.planned(graph_of(y))
     return Spread([1 / s for s in timer.seconds(plan.compute)], "tok/s"), plan, y
 
 

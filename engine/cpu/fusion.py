@@ -37,15 +37,15 @@ from ggjit.ops.core.record import T_OP
 from ggjit.ops.native.jit import address_of
 
 
-def fuse_nodes(singles, graph, places, n_threads):
+def fuse_nodes(singles, graph, places, n_threads, table=None):
     """The PlanParts of a plan, one node each, with runs replaced by fused ones.  places: their PlanPlaces; None: every
-    tensor has memory of its own."""
-    ops = TABLE.words[singles.ids, T_OP].astype(np.uint8)
-    starts = np.flatnonzero(_begins_a_run()[ops[:-1], ops[1:]])
+    tensor has memory of its own.  table() -> {first OP: its Fusions} of another device; None: the CPU's."""
+    ops, table = TABLE.words[singles.ids, T_OP].astype(np.uint8), table or all_fusions
+    starts = np.flatnonzero(_begins_a_run(table)[ops[:-1], ops[1:]])
     if not len(starts):
         return singles
     _ = all_permitted.address       # compiled now: a run whose memory has moved should not wait for that
-    return _Fusing(singles, ops.tobytes(), graph, n_threads).parts(starts, places)
+    return _Fusing(singles, ops.tobytes(), graph, n_threads, table()).parts(starts, places)
 
 
 def still_permitted(parts, places):
@@ -56,10 +56,10 @@ def still_permitted(parts, places):
 
 
 @functools.cache
-def _begins_a_run():
-    """[op, op of the next node]: does a fusion begin so?"""
+def _begins_a_run(table):
+    """[op, op of the next node]: does a fusion of the table begin so?"""
     found = np.zeros((256, 256), bool)
-    for fusion in itertools.chain(*all_fusions().values()):
+    for fusion in itertools.chain(*table().values()):
         found[fusion.ops[:2]] = True
     return found
 
@@ -74,9 +74,9 @@ class _Fusing:
     known   {what a run is like: its kind, None: no kernel computes it}
     """
 
-    def __init__(self, singles, ops, graph, n_threads):
+    def __init__(self, singles, ops, graph, n_threads, fusions):
         self.singles, self.ops, self.n_threads = singles, ops, n_threads
-        self.fusions, self.likes, self.known = all_fusions(), dict(singles.likes), {}
+        self.fusions, self.likes, self.known = fusions, dict(singles.likes), {}
         self.facts, self.n_kinds = describe(graph, singles.ids, singles.kinds), 1 + max(singles.likes)
 
     def parts(self, starts, places):

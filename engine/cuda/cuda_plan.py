@@ -10,14 +10,13 @@ leave it in the status, which is read with every run and looked at when the stre
 
 With `persistent=1` a plan that runs again is one kernel that walks over its launches (walk.py), where that can be.
 """
-import dataclasses
 import functools
-import itertools
 import weakref
 
 import numpy as np
 
 from ggjit.core.buffer import EmptyBuffer
+from ggjit.cpu.fusion import fuse_nodes, still_permitted
 from ggjit.cuda.driver import CudaError, driver
 from ggjit.cuda.functions import argument_of, function_of
 from ggjit.cuda.libraries import chosen
@@ -28,24 +27,29 @@ from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_DST, N_SRC, N_WORK, V_ADDR, V_WORDS, WORD
 from ggjit.ops.core.shape import describe
 from ggjit.ops.cuda.matmul.with_codes import before_product
-from ggjit.ops.cuda.native.launch import Gemm, Sort
+from ggjit.ops.cuda.native.launch import Gemm, Sort, cuda_fusions, node_kernel
 
 STATUS_WORDS = 2                # words of the status block, as ops/cuda/native/views.py reads them
 GRAPH_MIN_LAUNCHES = 2
 ALIGNED = 16                    # bytes: the widest load; makers of launches look at strides and view offsets alone
 
 
-@dataclasses.dataclass(frozen=True)
-class NodeKernel:
-    """The launches of one node, as engine/graphs/graph_plan.py sees a kernel."""
-    name: str
-    launches: tuple
-    work_nbytes: int
-    cost: float = 0.0
+def parts_of(singles, graph, places, fuse):
+    """The PlanParts of single nodes.
 
-
-def _node_kernel(launches):
-    return NodeKernel("+".join(x.name for x in launches), launches, max(x.work_nbytes for x in launches))
+    fuse: runs of nodes become one kernel (ops/cuda/fused).  What comes before a product that takes its result as 8-bit
+    codes leaves these, too (with_codes.py).  places: as fuse_nodes takes them.
+    """
+    parts = fuse_nodes(singles, graph, places, 1, cuda_fusions) if fuse else singles
+    kinds, likes, kernels, firsts = parts.kinds.copy(), dict(parts.likes), parts.kernels, [0, *parts.ends.tolist()]
+    n_kinds = 1 + max(likes, default=0)
+    for i, t in enumerate(parts.results[:-1]):
+        product = parts.nodes[firsts[i + 1]]
+        if made := before_product(t, kernels[i].launches, product, kernels[i + 1].launches):
+            like = likes[int(kinds[i])]
+            kinds[i] += n_kinds
+            likes[int(kinds[i])] = like._replace(kernel=node_kernel(made))
+    return PlanParts(parts.nodes, parts.ids, likes, kinds, parts.ends, parts.again)
 
 
 class CUDAPlan(Plan):
@@ -56,19 +60,13 @@ class CUDAPlan(Plan):
         if found is None:
             raise NotSupported(f"{self.backend.name} has no kernel for {t!r} with sources "
                                f"{', '.join(describe(s) for s in t.src)}; a Scheduler gives it to the CPU")
-        return _node_kernel(found)
+        return node_kernel(found)
 
     def _fused(self, places):
-        """The nodes; one before a product that takes its result as 8-bit codes leaves these, too (with_codes.py)."""
-        single = self._singles
-        kinds, likes, kernels = single.kinds.copy(), dict(single.likes), single.kernels
-        n_kinds = 1 + max(likes, default=0)
-        for i, (t, product) in enumerate(itertools.pairwise(single.nodes)):
-            if made := before_product(t, product, kernels[i + 1].launches):
-                like = likes[int(kinds[i])]
-                kinds[i] += n_kinds
-                likes[int(kinds[i])] = like._replace(kernel=_node_kernel(made))
-        return PlanParts(single.nodes, single.ids, likes, kinds, single.ends, {})
+        return parts_of(self._singles, self.graph, places, self.fuse)
+
+    def _still_fits(self, places):
+        return still_permitted(self.parts, places)
 
     def _lay_out(self, places):
         super()._lay_out(places)
@@ -93,7 +91,7 @@ class CUDAPlan(Plan):
                     self._launches.append(functools.partial(_launch, shape, argument[0]))
             self.rows[start + N_CHUNK] = self._row_base + self._status_offs
         self._first_launch.append(len(self._launches))
-        self._done_by = _repetitions(self.nodes, self.kernels, self._placed_work)
+        self._done_by = repetitions(self.parts, self._placed_work)
         self._calls_libraries = any(isinstance(x, Gemm | Sort) for k in self.kernels for x in k.launches)
         self._captures = backend.use_graphs and len(self._launches) >= GRAPH_MIN_LAUNCHES
         self._walk = None if backend.persistent else "the backend was made without persistent=1"
@@ -256,17 +254,17 @@ class CUDAPlan(Plan):
         return out
 
 
-def _repetitions(nodes, kernels, placed):
+def repetitions(parts, placed):
     """For each launch the number of the one that has left the same in scratch memory already, or -1.
 
     It is still there when nothing else was written to scratch memory since, and nothing to the tensor it was made of.
-    placed: numbers of nodes that have scratch memory of their own.
+    placed: numbers of parts that have scratch memory of their own.
     """
     done_by, left = [], None                    # left: (id of the base, of the tensor, form), the launch's number
-    for i, (t, kernel) in enumerate(zip(nodes, kernels, strict=True)):
+    for i, part in enumerate(parts):
         beside = None
-        for launch in kernel.launches:
-            found = (*_names(t.src[1]), launch.leaves) if launch.leaves and i not in placed else None
+        for launch in part.kernel.launches:
+            found = (*_names(part.nodes[0].src[1]), launch.leaves) if launch.leaves and i not in placed else None
             again = found is not None and left is not None and left[0] == found
             done_by.append(left[1] if again else -1)
             if found and not again:
@@ -274,8 +272,8 @@ def _repetitions(nodes, kernels, placed):
             elif launch.work_nbytes and not again:
                 left = None
             if launch.leaves_result and i not in placed:
-                beside = (*_names(t), launch.leaves_result), len(done_by) - 1
-        if left is not None and t.base.id == left[0][0]:
+                beside = (*_names(parts[i + 1].nodes[0].src[1]), launch.leaves_result), len(done_by) - 1
+        if left is not None and any(t.base.id == left[0][0] for t in part.stored):
             left = None
         left = beside or left
     return done_by

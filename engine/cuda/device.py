@@ -88,12 +88,13 @@ class CUDADevice(Device):
 
     def init_backend(self, params=""):
         """params: "graphs=0" launches kernels one by one instead of as captured CUDA graphs; "persistent=1" makes one
-        kernel of a plan that runs again (engine/cuda/walk.py), which no GPU has run yet."""
+        kernel of a plan that runs again (engine/cuda/walk.py), "fuse=1" one kernel of runs of nodes (ops/cuda/fused);
+        no GPU has run either yet."""
         if self.compute_capability < MIN_CAPABILITY:
             raise GgjitError(f"{self.name} ({self.description}) has compute capability "
                              f"{'.'.join(map(str, self.compute_capability))}; ggjit's kernels need "
                              f"{'.'.join(map(str, MIN_CAPABILITY))}; use the CPU backend")
-        return CUDABackend(self, **parse_params(params, {"graphs": int, "persistent": int}))
+        return CUDABackend(self, **parse_params(params, {"graphs": int, "persistent": int, "fuse": int}))
 
     def buffer_type(self):
         return self._buffer_type
@@ -250,10 +251,10 @@ class CUDABackend(Backend):
     reads_placements = True
     n_threads, abort_callback = 1, None
 
-    def __init__(self, device, graphs=1, persistent=0):
+    def __init__(self, device, graphs=1, persistent=0, fuse=0):
         super().__init__(device)
         self._plan_class, self.use_graphs, self.cuda = CUDAPlan, bool(graphs), driver()
-        self.persistent = bool(persistent)
+        self.persistent, self.fuse = bool(persistent), bool(fuse)
         device.use()
         self.stream = self.cuda.cuStreamCreate(self.cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self.lock = threading.RLock()           # plans share scratch memory: one submits at a time
@@ -366,7 +367,7 @@ class CUDABackend(Backend):
     # ------------------------------------------------------------ graphs
     @property
     def plan_settings(self):
-        return self.use_graphs, self.persistent
+        return self.use_graphs, self.persistent, self.fuse
 
     def graph_plan_create(self, graph, placement=None):
         """A CUDAPlan: kernels compiled and loaded, launches prepared; `plan.compute()` submits them.

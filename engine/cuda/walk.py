@@ -73,7 +73,8 @@ def _made(plan, steps, walker, numbers):
     if per_multiprocessor == 0:
         return f"a block of {walker.threads} threads does not fit a multiprocessor"
     n_blocks = per_multiprocessor * device.n_multiprocessors
-    walk_check.check_table(rows, [(x.node, x.launch) for x in steps], plan.rows, plan._row_base, walker, n_blocks)
+    planned = [(x.node, x.launch, x.n_stored) for x in steps]
+    walk_check.check_table(rows, planned, plan.rows, plan._row_base, walker, n_blocks)
     clear = np.zeros(walk_table.COUNTER_NBYTES // WORD, np.int64)
     backend.send(counter.base, np.concatenate([clear, rows.ravel()]).view(np.uint8))
     return PlanWalk(rows, counter, function, n_blocks, walker.threads)

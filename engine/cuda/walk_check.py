@@ -25,8 +25,8 @@ class WalkFault(GgjitError):
 
 
 def check_table(rows, planned, node_rows, base, walker, n_blocks):
-    """planned: (address of the NODE row, Launch) in the plan's order.  node_rows: as they are sent, to the address
-    `base`.  n_blocks: of the walker.  Errors: WalkFault."""
+    """planned: (address of the NODE row, Launch, how many of the row's last sources it writes) in the plan's order.
+    node_rows: as they are sent, to the address `base`.  n_blocks: of the walker.  Errors: WalkFault."""
     ends, counters = np.flatnonzero(rows[:, walk.W_ENDS]), np.unique(rows[:, walk.W_COUNTER])
     _require(ends.tolist() == [len(rows) - 1] and len(rows) == len(planned), "it does not end with its last row")
     _require(len(counters) == 1, "rows have different counters")
@@ -49,7 +49,7 @@ def _rows_of(rows, planned, walker):
     of_node, found = {}, []
     for i, row in enumerate(rows):
         of_node.setdefault(int(row[walk.W_NODE]), []).append(i)
-    for node, launch in planned:
+    for node, launch, n_stored in planned:
         _require(of_node.get(node), f"a launch of {launch.name} is left out")
         i = of_node[node].pop(0)
         body, teams, blocks = rows[i, walk.W_BODY], rows[i, walk.W_TEAMS], rows[i, [walk.W_X, walk.W_XY, walk.W_BLOCKS]]
@@ -59,6 +59,7 @@ def _rows_of(rows, planned, walker):
         says = (rows[i, walk.W_WRITES] & walk.WRITES_RESULT, rows[i, walk.W_WRITES] & walk.WRITES_SCRATCH)
         _require([bool(bit) for bit in says] == [not launch.leaves, launch.work_nbytes > 0],
                  f"row {i} does not say what {launch.name} writes")
+        _require(rows[i, walk.W_STORED] == n_stored, f"row {i} stores {rows[i, walk.W_STORED]} of its sources")
         x, y, z = launch.grid
         _require((blocks == [x, x * y, x * y * z]).all(), f"row {i} has other blocks than {launch.grid}")
         _require(1 <= teams <= walker.threads // is_.block, f"row {i} has {teams} teams")
@@ -89,7 +90,8 @@ def _accesses(row, node):
     views = [node[k:k + r.V_WORDS] for k in (r.N_DST, *(r.N_SRC + r.V_WORDS * i for i in range(n_src)))]
     op = r.OP(int(TABLE.words[int(node[r.N_ID]), r.T_OP]))
     stored, scratch = (bool(row[walk.W_WRITES] & bit) for bit in (walk.WRITES_RESULT, walk.WRITES_SCRATCH))
-    results = {0, *(1 + i for i in ops_with("updates").get(op, ()))} if stored else {}
+    results = {0, *(1 + i for i in ops_with("updates").get(op, ())),
+               *range(1 + n_src - int(row[walk.W_STORED]), 1 + n_src)} if stored else {}
     found = [(_extent(view), i in results) for i, view in enumerate(views) if stored or i > 0]
     found = [(*extent, written) for extent, written in found if extent is not None]
     if node[r.N_WORK_SIZE] > 0:

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from ggjit.ops.core.record import N_WORK, WORD
+from ggjit.ops.core.record import N_WORK, OP, WORD
 from ggjit.ops.core.spec import ops_with
 from ggjit.ops.cuda.matmul.mul_mat import reads_all_weights, reads_weights
 from ggjit.ops.cuda.native import walk
@@ -34,14 +34,16 @@ class WalkStep:
     node            address of the row
     reads, writes   bytes that it reads and writes, (first, end) each
     weights         of these, what is fetched in advance
-    is_product      it reads weights, for which all of the GPU's bandwidth is wanted
+    n_stored        so many of the NODE row's last sources are results, too
+    wants_all       it reads weights, or keys and values, for which all of the GPU's bandwidth is wanted
     """
     launch: object
     node: int
     reads: tuple
     writes: tuple
     weights: tuple = (0, 0)
-    is_product: bool = False
+    n_stored: int = 0
+    wants_all: bool = False
 
 
 def steps(plan, left_out):
@@ -52,17 +54,21 @@ def steps(plan, left_out):
         buf, offs = plan.where(t)
         first = plan._memory(buf)[1] + offs
         return first, first + t.nbytes
-    for t, kernel, start in zip(plan.nodes, plan.kernels, plan._starts, strict=False):
-        first = int(plan.rows[start + N_WORK])
+    for part, start in zip(plan.parts, plan._starts, strict=False):
+        t, kernel, first = part.t, part.kernel, int(plan.rows[start + N_WORK])
         scratch = ((first, first + kernel.work_nbytes),) if kernel.work_nbytes else ()
-        reads = tuple(bytes_of(s) for s in t.src if s is not None)
-        results = tuple(bytes_of(x) for x in (t, *(t.src[i] for i in updating.get(t.op, ()))))
-        weights, is_product = reads[0] if reads_all_weights(t) else (0, 0), reads_weights(t)
+        stored = part.stored
+        reads = tuple(bytes_of(s) for s in part.reads if s is not None and not any(s is x for x in stored))
+        results = tuple(bytes_of(x) for x in (*stored, *(t.src[i] for i in updating.get(t.op, ()))))
+        product = part.nodes[0]
+        weights, wants_all = reads[0] if reads_all_weights(product) else (0, 0), reads_weights(product)
         for launch in kernel.launches:
             if number not in left_out:
                 writes = (() if launch.leaves else results) + (scratch if launch.work_nbytes else ())
+                reads_keys = t.op is OP.FLASH_ATTN_EXT and launch is kernel.launches[0]
                 found.append(WalkStep(launch, plan._row_base + start * WORD, reads + scratch, writes,
-                                  *(((0, 0), False) if launch.leaves else (weights, is_product))))
+                                  (0, 0) if launch.leaves else weights, 0 if launch.leaves else len(stored) - 1,
+                                  not launch.leaves and wants_all or reads_keys))
             number += 1
     return found
 
@@ -70,7 +76,7 @@ def steps(plan, left_out):
 def alone(step, threads):
     """Is it small enough for one block of so many threads?"""
     n_threads = math.prod(step.launch.grid) * step.launch.block
-    return n_threads <= ALONE_ROUNDS * threads and not step.is_product
+    return n_threads <= ALONE_ROUNDS * threads and not step.wants_all
 
 
 def levels(steps, alone):
@@ -120,6 +126,7 @@ def table(steps, walker, numbers, pieces, counter):
         row[walk.W_PIECES] = pieces[body]
         first, end = step.weights
         row[walk.W_FETCH], row[walk.W_FETCH_NBYTES] = first, min(end - first, MAX_FETCH_NBYTES)
+        row[walk.W_STORED] = step.n_stored
         row[walk.W_WRITES] = (0 if step.launch.leaves else walk.WRITES_RESULT) | \
             (walk.WRITES_SCRATCH if step.launch.work_nbytes else 0)
     return rows

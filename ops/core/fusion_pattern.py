@@ -77,8 +77,13 @@ def _reads(t, source):
 
 @functools.cache
 def all_fusions():
-    """{first OP: its fusions, longest first} of every op file in ggjit.ops."""
+    """{first OP: its fusions, longest first} of every op file in ggjit.ops, for the CPU."""
+    return by_first_op(declared("ggjit.ops", "FUSIONS", skip=NO_OPS))
+
+
+def by_first_op(fusions):
+    """{first OP: its fusions, longest first}.  fusions: (module name, Fusion) each."""
     found = {}
-    for module, fusion in declared("ggjit.ops", "FUSIONS", skip=NO_OPS):
+    for module, fusion in fusions:
         found.setdefault(fusion.ops[0], []).append(dataclasses.replace(fusion, module=module))
     return {op: sorted(fusions, key=lambda f: -len(f.ops)) for op, fusions in found.items()}

@@ -5,15 +5,19 @@
     blocks     0 ........ | 1 ........         shares of the keys, where there are many of them
 
 Each group keeps a record (sum of e^(s - top) v, top score, sum of e^(s - top)).  The records of a block, then those of
-the blocks, are rescaled to one top and added.  K and V: F32, F16, BF16 and quantised blocks of 32.  Many queries over a
-float16 cache go to flash_attn_mma.
+the blocks, are rescaled to one top and added.  `coded`: the result's 8-bit codes are left as well, in front of the
+blocks' records (ops/cuda/matmul/with_codes.py).  K and V: F32, F16, BF16 and quantised blocks of 32.  Many queries over
+a float16 cache go to flash_attn_mma.
 """
+import dataclasses
+import math
+
 from numpy import float32 as f32
 
 from ggjit.ops.attention.flash_attn import PREC_F32
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F16, F32
-from ggjit.ops.cuda import flash_attn_mma
+from ggjit.ops.cuda import flash_attn_mma, quantize_columns
 from ggjit.ops.cuda.blocks import BLOCKS, byte_of
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.native import views
@@ -27,6 +31,7 @@ SHARE_KEYS = 16 if SMALL_BLOCKS else 128           # of a block, where there are
 MAX_SHARES, ENOUGH_BLOCKS = 64, 1024
 MAX_HEAD = 576                  # the longest head of a known model (its K; V is 512)
 ZERO, UNIT = f32(0), f32(1)
+codes_nbytes, nbytes_of_codes = quantize_columns.nbytes, core.device(quantize_columns.nbytes)
 
 
 # ---------------------------------------------------------------- eight elements of a row
@@ -122,7 +127,16 @@ def _merging(load):
     return top, scaled
 
 
-def _result(load, has_sinks):
+@core.device
+def put_coded(node, i1, h, i3, i, x):
+    """The code of element i of a query and head: a column is all heads of a query."""
+    d = node + views.DST
+    k, n = views.ne(d, 0) * views.ne(d, 1), views.ne(d, 2) * views.ne(d, 3)
+    at, codes = (i3 * views.ne(d, 2) + i1) * k + h * views.ne(d, 0) + i, views.work(node)
+    quantize_columns.put_code(codes + at, codes + n * k + (at >> 5) * 4, x)
+
+
+def _result(load, has_sinks, coded):
     """put(node, i1, h, i3, records, n): the result of one query and head from n records."""
     top_of, scaled = _merging(load)
 
@@ -141,7 +155,10 @@ def _result(load, has_sinks):
             factor = UNIT / total
         i = core.thread()
         while i < n_value:
-            core.st_f32(views.row_addr(d, h, i1, i3) + 4 * i, scaled(records, n, n_value, i, top) * factor)
+            x = scaled(records, n, n_value, i, top) * factor
+            core.st_f32(views.row_addr(d, h, i1, i3) + 4 * i, x)
+            if coded:
+                put_coded(node, i1, h, i3, i, x)
             i += core.n_threads()
     return put
 
@@ -160,17 +177,22 @@ def _shares_of_node(node):
     return shares_of(views.ne(node + views.SRC1, 1), views.ne(q, 1) * views.ne(q, 2) * views.ne(q, 3))
 
 
-@core.device
-def records_of(node, i1, h, i3, n):
-    """Address of the n records of a query and head in the node's scratch memory."""
-    q = node + views.SRC0
-    row = (i3 * views.ne(q, 2) + h) * views.ne(q, 1) + i1
-    return views.work(node) + 4 * row * n * (views.ne(node + views.DST, 0) + 2)
+def make_records_of(coded):
+    """records_of(node, i1, h, i3, n): address of the n records of a query and head in the node's scratch memory."""
+    @core.device
+    def records_of(node, i1, h, i3, n):
+        q, d = node + views.SRC0, node + views.DST
+        row = (i3 * views.ne(q, 2) + h) * views.ne(q, 1) + i1
+        first = views.work(node)
+        if coded:
+            first += nbytes_of_codes(views.ne(d, 0) * views.n_rows(d), 1)
+        return first + 4 * row * n * (views.ne(d, 0) + 2)
+    return records_of
 
 
-def make_merge(has_sinks, shares):
+def make_merge(has_sinks, shares, coded):
     """The kernel that adds the records of each query and head; shares(node): how many they are."""
-    put = _result(core.ld_f32, has_sinks)
+    put, records_of = _result(core.ld_f32, has_sinks, coded), make_records_of(coded)
 
     def kernel(node):
         i1, h, i3, n = core.block(), core.block_y(), core.block_z(), shares(node)
@@ -246,7 +268,7 @@ def _make_steps(key, value, lanes, pieces_k, pieces_v, ragged, has_mask):
     return product, score, add_value
 
 
-def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks):
+def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks, coded):
     """key, value: eight() of K and V; pieces_k, pieces_v: eights of a lane; ragged: some lanes have fewer.
 
     The loop has no branches, so that the loads of four keys and values are under way together.
@@ -255,7 +277,8 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks
     n_groups = THREADS // lanes
     n_q, n_acc = 8 * pieces_k, 8 * pieces_v
     shared_records = core.shared(4 * n_groups * (8 * lanes * pieces_v + 2))
-    put_result, (top_of, scaled) = _result(core.lds_f32, has_sinks), _merging(core.lds_f32)
+    put_result, (top_of, scaled) = _result(core.lds_f32, has_sinks, coded), _merging(core.lds_f32)
+    records_of = make_records_of(coded)
     product, score, add_value = _make_steps(key, value, lanes, pieces_k, pieces_v, ragged, has_mask)
 
     def kernel(node):
@@ -331,8 +354,8 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks
     return kernel
 
 
-def own(t):
-    """The Launches of an attention, or None."""
+def own(t, coded=False):
+    """The Launches of an attention, or None; coded: of those that leave the codes of its result, too."""
     q, k, v, mask, sinks = t.src
     cached = {*FLOATS, *QUANTIZED}
     if q.type not in FLOATS or not {k.type, v.type} <= cached or not dense(t, q, k, v):
@@ -342,23 +365,35 @@ def own(t):
         return None
     fast = flash_attn_mma.launch(t) if t.op_params[3] != PREC_F32 else None
     if fast is not None:
-        return fast
+        return None if coded else fast
     eights = max(-(-q.ne[0] // 8), -(-v.ne[0] // 8))
     lanes = min(32, 1 << (eights - 1).bit_length())
     pieces_k, pieces_v = (-(-x.ne[0] // (8 * lanes)) for x in (q, v))
     wide = [_is_wide(x) for x in (k, v)]
     ragged = any(-(-x.ne[0] // 8) % lanes for x in (q, v))
     name = (f"flash_attn_{q.type.name}_{k.type.name}_{v.type.name}_{lanes}x{pieces_k}x{pieces_v}{'_ragged' * ragged}"
-            f"{'_wide_k' * wide[0]}{'_wide_v' * wide[1]}{'_mask' * (mask is not None)}{'_sinks' * (sinks is not None)}")
+            f"{'_wide_k' * wide[0]}{'_wide_v' * wide[1]}{'_mask' * (mask is not None)}{'_sinks' * (sinks is not None)}"
+            f"{'_coded' * coded}")
     n = n_shares(k.ne[1], n_rows)
     part = Launch(name, lambda: _make(q.type, _eight(k.type, wide[0]), _eight(v.type, wide[1]), lanes, pieces_k,
-                                      pieces_v, ragged, mask is not None, sinks is not None),
-                  (q.ne[1] * n, q.ne[2], q.ne[3]), THREADS, 4 * n_rows * n * (v.ne[0] + 2) if n > 1 else 0)
-    if n == 1:
-        return part
-    merge = f"flash_attn_merge{'_sinks' * (sinks is not None)}"
-    return part, Launch(merge, lambda: make_merge(sinks is not None, _shares_of_node), (q.ne[1], q.ne[2], q.ne[3]),
-                        THREADS)
+                                      pieces_v, ragged, mask is not None, sinks is not None, coded),
+                  (q.ne[1] * n, q.ne[2], q.ne[3]), THREADS)
+    merge = Launch(f"flash_attn_merge{'_sinks' * (sinks is not None)}{'_coded' * coded}",
+                   lambda: make_merge(sinks is not None, _shares_of_node, coded), (q.ne[1], q.ne[2], q.ne[3]), THREADS)
+    return with_records(t, part, merge, n, own, coded)
+
+
+def with_records(t, part, merge, n, maker, coded):
+    """The Launches of an attention whose keys n blocks share: scratch memory of the codes, then of the records.
+    maker(t, True): those that leave codes."""
+    nbytes, leaves = (codes_nbytes(math.prod(t.ne), 1), quantize_columns.CODES) if coded else (0, "")
+    made = [part]
+    if n > 1:
+        nbytes += 4 * t.ne[1] * t.ne[2] * t.ne[3] * n * (t.ne[0] + 2)
+        made = [dataclasses.replace(part, work_nbytes=nbytes), merge]
+    last = dataclasses.replace(made[-1], work_nbytes=nbytes if coded else 0, leaves_result=leaves,
+                               coded=lambda: maker(t, True))
+    return *made[:-1], last
 
 
 CUDA = {OP.FLASH_ATTN_EXT: own}

@@ -27,7 +27,7 @@ from ggjit.ops.core.types import F16
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.eights import EIGHTS
-from ggjit.ops.cuda.flash_attn import make_merge, own, records_of
+from ggjit.ops.cuda.flash_attn import make_merge, make_records_of, own, with_records
 from ggjit.ops.cuda.flash_attn_mma import MAX_NMSE, by_16_bytes, make_factor, over_quad_max, over_quad_sum
 from ggjit.ops.cuda.native import views
 from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch, NodeWays, dense, rounded
@@ -198,9 +198,9 @@ def _make_add_values(v_stride, keys):
 
 
 # ---------------------------------------------------------------- results
-def _make_put(dv, halves):
+def _make_put(dv, halves, coded):
     """put(node, row, first, o, top, total, n, share, half): a row's results, times `total`, or its share's record."""
-    n_eights, n_dims = dv // 8 // halves, dv // halves
+    n_eights, n_dims, records_of = dv // 8 // halves, dv // halves, make_records_of(coded)
 
     @core.device
     def put(node, row, first, o, top, total, n, share, half):
@@ -220,7 +220,7 @@ def _make_put(dv, halves):
 
 
 # ---------------------------------------------------------------- the kernel
-def _make(types, d, dv, warps, has_mask, has_sinks):
+def _make(types, d, dv, warps, has_mask, has_sinks, coded):
     (tq, tk, tv), keys, padded = types, KEYS if max(d, dv) <= LONG_HEAD else FEW_KEYS, _padded(d)
     halves = _halves(dv)
     k_stride, v_stride, threads = 2 * padded + K_PAD, 2 * dv + V_PAD, 32 * warps * halves
@@ -232,7 +232,7 @@ def _make(types, d, dv, warps, has_mask, has_sinks):
         padded, k_stride, keys)
     factor = make_factor(has_sinks)
     add_values, put, shares_of = unrolled(dv // 16 // halves, _make_add_values(v_stride, keys)), _make_put(
-        dv, halves), _make_shares_of(warps)
+        dv, halves, coded), _make_shares_of(warps)
     half_nbytes = 2 * dv // halves
 
     @core.device
@@ -328,8 +328,8 @@ def _serves(t):
     return all(x.type is F16 and by_16_bytes(x) or x.type in BLOCKS and BLOCKS[x.type].pair is not None for x in (k, v))
 
 
-def launch(t):
-    """The Launches of an attention, or None."""
+def launch(t, coded=False):
+    """The Launches of an attention, or None; coded: of those that leave the codes of its result, too."""
     if not _serves(t):
         return None
     q, k, v, mask, sinks = t.src
@@ -337,16 +337,16 @@ def launch(t):
     warps = min(MAX_WARPS, 1 if n_rows <= 16 else 2 if n_rows <= 32 else 4)
     blocks = _blocks_of_rows(n_rows, warps)
     n = _shares(k.ne[1], warps * blocks * k.ne[2] * q.ne[3])
+    if coded and n == 1:
+        return None
     types, options = (q.type, k.type, v.type), (mask is not None, sinks is not None)
     name = (f"flash_attn_piped_{'_'.join(x.name for x in types)}_{q.ne[0]}_{v.ne[0]}_{warps}{'_mask' * options[0]}"
-            f"{'_sinks' * options[1]}")
-    records_nbytes = 4 * q.ne[1] * q.ne[2] * q.ne[3] * n * (v.ne[0] + 2) if n > 1 else 0
-    part = Launch(name, lambda: _make(types, q.ne[0], v.ne[0], warps, *options), (blocks * n, k.ne[2], q.ne[3]),
-                  32 * warps * _halves(v.ne[0]), records_nbytes, max_nmse=MAX_NMSE)
-    if n == 1:
-        return part
-    return part, Launch(f"flash_attn_piped_merge_{warps}{'_sinks' * options[1]}",
-                        lambda: make_merge(options[1], _make_shares_of(warps)), (q.ne[1], q.ne[2], q.ne[3]), 128)
+            f"{'_sinks' * options[1]}{'_coded' * coded}")
+    part = Launch(name, lambda: _make(types, q.ne[0], v.ne[0], warps, *options, coded), (blocks * n, k.ne[2], q.ne[3]),
+                  32 * warps * _halves(v.ne[0]), max_nmse=MAX_NMSE)
+    merge = Launch(f"flash_attn_piped_merge_{warps}{'_sinks' * options[1]}{'_coded' * coded}",
+                   lambda: make_merge(options[1], _make_shares_of(warps), coded), (q.ne[1], q.ne[2], q.ne[3]), 128)
+    return with_records(t, part, merge, n, launch, coded)
 
 
 def _class_of(t):

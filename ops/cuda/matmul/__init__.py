@@ -5,7 +5,7 @@
     mul_mat_tile        many columns: tiles of tensor cores (mul_mat_columns: what a tile reads and writes)
     mul_mat_dense       by a library, weights unpacked first
     mul_mat_group       mul_mat_id: columns by expert
-    quantize_columns    columns as 8-bit codes;  with_codes: by the kernel before the product
+    with_codes          columns as 8-bit codes (ops/cuda/quantize_columns.py), by the kernel before the product
 
 Off by default (GGJIT_PIPED), they copy while they compute:
 

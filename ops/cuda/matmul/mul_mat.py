@@ -17,6 +17,7 @@ device whether they are right and faster:
     more, capability 9.0     float16 wgmma: mul_mat_warpgroups          16-bit wgmma: mul_mat_warpgroups
 """
 from ggjit.ops.core.record import OP
+from ggjit.ops.cuda import quantize_columns
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.matmul import (
     mul_mat_dense,
@@ -25,7 +26,6 @@ from ggjit.ops.cuda.matmul import (
     mul_mat_stream,
     mul_mat_tile,
     mul_mat_warpgroups,
-    quantize_columns,
 )
 from ggjit.ops.cuda.matmul.mul_mat_vec import product
 from ggjit.ops.cuda.native.launch import NodeWays, dense, rounded

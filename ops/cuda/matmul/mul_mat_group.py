@@ -13,8 +13,8 @@
 
 One block does it: its warps take experts in turn, count their pairs, then write them in order.
 """
+from ggjit.ops.cuda import quantize_columns
 from ggjit.ops.cuda.compiler import core
-from ggjit.ops.cuda.matmul import quantize_columns
 from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch
 from ggjit.ops.cuda.native.views import SRC0, SRC1, SRC2, addr, bad_index, n_rows, nb, ne, work
 

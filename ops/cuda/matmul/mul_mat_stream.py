@@ -11,10 +11,10 @@ mul_mat_vec, in another order.
 """
 from numpy import float32 as f32
 
+from ggjit.ops.cuda import quantize_columns
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.in_shared import in_shared
-from ggjit.ops.cuda.matmul import quantize_columns
 from ggjit.ops.cuda.matmul.mul_mat_vec import ONES, column_of, matrix_of, put_of
 from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch
 from ggjit.ops.cuda.native.views import SRC0, SRC1, n_rows, nb, ne, work

@@ -110,21 +110,19 @@ def chosen(counts, x):
 
 
 # ---------------------------------------------------------------- quantised weights
-def _make_quantized(type, at_once, experts, rows=ROWS, unroll=UNROLL):
-    b = BLOCKS[type]
-    words, scale, at, segments, mins = b.words, b.scale, b.at, b.segments, b.mins
-    units, block_nbytes = type.block // 32, type.nbytes
+def make_unit(b, ld_i32x4=core.ld_i32x4, ld_i32=core.ld_i32, ld_f32=core.ld_f32):
+    """unit(p, u, w, codes, scales, first): the sum of products of unit u of the block at p, its codes unpacked as w,
+    with the column's codes and scales, which these functions load; its first value is number `first` of the column."""
+    scale, at, segments, mins = b.scale, b.at, b.segments, b.mins
     n_words = 8 // segments
-    matrix, column, finish = matrix_of(experts), column_of(experts, at_once), _finish(experts, at_once, rows)
-    n_acc = rows * at_once
 
     @core.device
     def segment(w0, w1, w2, w3, d, m, codes, scales, first):
         """One run of 8 or 16 codes with the column's codes at the same place."""
         if n_words == 4:
-            x0, x1, x2, x3 = core.ld_i32x4(codes + first)
+            x0, x1, x2, x3 = ld_i32x4(codes + first)
         else:
-            x0, x1, x2, x3 = core.ld_i32(codes + first), core.ld_i32(codes + first + 4), 0, 0
+            x0, x1, x2, x3 = ld_i32(codes + first), ld_i32(codes + first + 4), 0, 0
         total = core.dp4a(w1, x1, core.dp4a(w0, x0, 0))
         if n_words == 4:
             total = core.dp4a(w3, x3, core.dp4a(w2, x2, total))
@@ -134,7 +132,7 @@ def _make_quantized(type, at_once, experts, rows=ROWS, unroll=UNROLL):
             if n_words == 4:
                 ones = core.dp4a(ONES, x3, core.dp4a(ONES, x2, ones))
             y += m * f32(ones)
-        return y * core.ld_f32(scales + (first >> 5) * 4)
+        return y * ld_f32(scales + (first >> 5) * 4)
 
     @core.device
     def unit(p, u, w, codes, scales, first):
@@ -149,6 +147,13 @@ def _make_quantized(type, at_once, experts, rows=ROWS, unroll=UNROLL):
                 d, m = scale(p, u, j)
                 s += segment(w[2 * j], w[2 * j + 1], 0, 0, d, m, codes, scales, first + at(u, j))
         return s
+    return unit
+
+
+def _make_quantized(type, at_once, experts, rows=ROWS, unroll=UNROLL):
+    words, unit, units, block_nbytes = BLOCKS[type].words, make_unit(BLOCKS[type]), type.block // 32, type.nbytes
+    matrix, column, finish = matrix_of(experts), column_of(experts, at_once), _finish(experts, at_once, rows)
+    n_acc = rows * at_once
 
     def kernel(node):
         a, b = node + SRC0, node + SRC1
@@ -186,7 +191,7 @@ def _make_quantized(type, at_once, experts, rows=ROWS, unroll=UNROLL):
 
 
 # ---------------------------------------------------------------- float weights
-def _piece_of(type):
+def piece_of(type):
     """piece(p, x): the sum of products of 16 bytes of weights with as many float32."""
     if type is F32:
         @core.device
@@ -208,7 +213,7 @@ def _piece_of(type):
 
 def _make_float(ta, tb, at_once, experts, wide, rows=ROWS, unroll=UNROLL):
     get_a, get_b, size = ONE[ta].get, ONE[tb].get, ta.nbytes
-    piece, per_piece = _piece_of(ta), 16 // ta.nbytes
+    piece, per_piece = piece_of(ta), 16 // ta.nbytes
     matrix, column, finish = matrix_of(experts), column_of(experts, at_once), _finish(experts, at_once, rows)
     n_acc = rows * at_once
 
@@ -251,7 +256,7 @@ def _make_float(ta, tb, at_once, experts, wide, rows=ROWS, unroll=UNROLL):
 
 
 # ---------------------------------------------------------------- launches
-def _is_wide(a, b):
+def is_wide(a, b):
     """16-byte loads reach every row of both."""
     return (a.ne[0] * a.type.nbytes % 16 == 0 and b.type is F32 and b.nb[0] == 4 and b.ne[0] % 4 == 0
             and all(x.view_offs % 16 == 0 and all(s % 16 == 0 for s in x.nb[1:]) for x in (a, b)))
@@ -273,7 +278,7 @@ def product(t, n_columns, grid_yz, experts):
     if a.type in BLOCKS:
         return Launch(name, lambda: _make_quantized(a.type, at_once, experts), grid,
                       _threads(a, a.ne[0] // 32)),
-    wide = _is_wide(a, b)
+    wide = is_wide(a, b)
     return Launch(f"{name}_{b.type.name}{'_wide' * wide}",
                   lambda: _make_float(a.type, b.type, at_once, experts, wide), grid,
                   _threads(a, a.ne[0] * a.type.nbytes // 16)),

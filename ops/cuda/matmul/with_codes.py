@@ -3,15 +3,16 @@
     h = mul x w | quantise h | q = Wq h | ...       ->      h = mul x w, quantise h | q = Wq h | ...
 
 A launch less for each column, and the persistent kernel's blocks meet less often.  Result and codes are those of the
-two kernels: a warp takes 32 values, as in quantize_columns.py.
+two kernels: a warp takes 32 values, as in quantize_columns.py.  An attention leaves the codes of all heads of a query,
+which a product reads as one column.
 """
 from ggjit.ops.core.record import GLU, OP
 from ggjit.ops.core.shape import is_contiguous
 from ggjit.ops.core.types import F32
+from ggjit.ops.cuda import quantize_columns
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.glu import GATES
-from ggjit.ops.cuda.matmul import quantize_columns
-from ggjit.ops.cuda.native.launch import dense, launches
+from ggjit.ops.cuda.native.launch import Launch, dense, launches, of_module
 from ggjit.ops.cuda.native.views import (
     DST,
     SRC0,
@@ -79,16 +80,31 @@ def _of_glu(t):
 VALUES = {OP.MUL: _of_mul, OP.GLU: _of_glu}
 
 
-def before_product(t, product, of_product):
+def before_product(t, of_t, product, of_product):
     """The Launches of node `t`, which comes before a product by these Launches, if they leave the codes that it takes;
-    None: by its own kernel."""
-    takes_codes = of_product[0].leaves == quantize_columns.CODES and product.src[1].id == t.id
-    return _with_codes(t) if takes_codes else None
+    None: by its own, `of_t`."""
+    column = product.src[1] if of_product[0].leaves == quantize_columns.CODES else None
+    if column is None or column.type is not F32 or not is_contiguous(t) or not is_contiguous(column) \
+            or column.ne[0] % 32 or column.ne[1] * column.ne[2] * column.ne[3] > MAX_ROWS:
+        return None
+    if column.id != t.id and not _is_of_heads(column, t):
+        return None
+    last = of_t[-1]
+    made = last.coded() if isinstance(last, Launch) else None
+    return of_module(made, last.module) if made else _with_codes(t, last)
 
 
-def _with_codes(t):
-    if t.op not in VALUES or t.ne[0] % 32 or t.ne[1] * t.ne[2] * t.ne[3] > MAX_ROWS or not is_contiguous(t) \
-            or any(x.type is not F32 for x in (t, *t.src)) or not dense(*t.src) or launches(t) is None:
+def _is_of_heads(column, t):
+    """Has each column all heads of a query of an attention?"""
+    return t.op is OP.FLASH_ATTN_EXT and column.base.id == t.id and column.nbytes == t.nbytes \
+        and column.ne[0] == t.ne[0] * t.ne[1] and t.ne[0] % 32 == 0
+
+
+def _with_codes(t, launch):
+    """The same of a node that is computed alone, by this Launch."""
+    alone = launches(t)
+    if t.op not in VALUES or alone is None or alone[-1].name != launch.name or not dense(*t.src) \
+            or any(x.type is not F32 for x in t.src):
         return None
     found = VALUES[t.op](t)
     return found and (quantize_columns.beside(t, found[1], lambda: _make(found[0]), __name__),)

@@ -3,8 +3,9 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from ggjit.ops.core.discovery import modules_below
+from ggjit.ops.core.discovery import declared, modules_below
 from ggjit.ops.core.errors import OutOfMemory
+from ggjit.ops.core.fusion_pattern import by_first_op
 from ggjit.ops.core.shape import rows_contiguous
 from ggjit.ops.cuda.compiler.choice import SMALL_BLOCKS
 
@@ -29,6 +30,8 @@ class Launch:
     max_nmse    ggml's bound of the error, where the kernel rounds what the CPU's does not
     by_warpgroups   it multiplies by warpgroups: for compute capability 9.0, in no walker
     registers   most registers of a thread, so that a multiprocessor has room for more blocks; 0: as many as it takes
+    coded       () -> the node's Launches that leave the 8-bit codes of its result, too (ops/cuda/matmul/with_codes.py),
+                or None; of the node's last Launch, where its maker has them
     """
     name: str
     make: Callable
@@ -41,6 +44,20 @@ class Launch:
     leaves_result: str = ""
     by_warpgroups: bool = False
     registers: int = 0
+    coded: Callable = lambda: None
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeKernel:
+    """The launches of a node, as engine/graphs/graph_plan.py sees a kernel."""
+    name: str
+    launches: tuple
+    work_nbytes: int
+    cost: float = 0.0
+
+
+def node_kernel(launches):
+    return NodeKernel("+".join(x.name for x in launches), launches, max(x.work_nbytes for x in launches))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +165,12 @@ def makers():
 
 
 @functools.cache
+def cuda_fusions():
+    """{first OP: its fusions, longest first} of every file in ggjit.ops.cuda."""
+    return by_first_op(declared("ggjit.ops.cuda", "CUDA_FUSIONS", skip=("native", "compiler")))
+
+
+@functools.cache
 def node_ways():
     """{OP: NodeWays} of ops whose nodes can be computed in several ways."""
     return _tables("WAYS")
@@ -161,8 +184,12 @@ def launches(t, maker=None):
     made = maker(t)
     if made is None:
         return None
-    made = made if isinstance(made, tuple) else (made,)
-    return tuple(dataclasses.replace(x, module=maker.__module__) if isinstance(x, Launch) else x for x in made)
+    return of_module(made if isinstance(made, tuple) else (made,), maker.__module__)
+
+
+def of_module(launches, module):
+    """The same, the Launches' code defined in that module."""
+    return tuple(dataclasses.replace(x, module=module) if isinstance(x, Launch) else x for x in launches)
 
 
 def _aligned(x):

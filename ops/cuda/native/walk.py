@@ -19,8 +19,8 @@ import functools
 from ggjit.ops.core.record import WORD
 from ggjit.ops.cuda.compiler import core
 
-(W_BODY, W_NODE, W_X, W_XY, W_BLOCKS, W_TEAMS, W_PIECES, W_WAITS, W_FETCH, W_FETCH_NBYTES, W_WRITES, W_ALONE,
- W_COUNTER, W_ENDS, ROW_WORDS) = range(15)
+(W_BODY, W_NODE, W_X, W_XY, W_BLOCKS, W_TEAMS, W_PIECES, W_WAITS, W_FETCH, W_FETCH_NBYTES, W_WRITES, W_STORED,
+ W_ALONE, W_COUNTER, W_ENDS, ROW_WORDS) = range(16)
 WRITES_RESULT, WRITES_SCRATCH = 1, 2            # bits of W_WRITES
 LINE = 128                      # bytes that one prefetch brings
 

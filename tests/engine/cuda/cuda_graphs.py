@@ -213,3 +213,21 @@ def test_a_result_that_is_written_again_is_quantised_again(gpu):
     again = gg.mul_mat(w, gg.scale_inplace(h, 3.0))
     _, (a, b) = computed(gpu, first, again)
     assert nmse(b, 3 * a) <= 1e-6
+
+
+@pytest.mark.parametrize("n, n_kv, piped", [(2, 9, "0"), (2, 20, "0"), (1, 70, "1")],
+                         ids=["one block", "shared keys", "piped"])
+def test_an_attention_leaves_the_codes_of_all_its_heads(gpu, monkeypatch, n, n_kv, piped):
+    """The bits of a kernel of its own that quantises."""
+    monkeypatch.setenv("GGJIT_PIPED", piped)
+    q, k, w = (random_leaf(gpu, *leaf) for leaf in ((gg.F32, 32, n, 4), (gg.F16, 32, n_kv, 2), (gg.Q8_0, 128, 8)))
+    got, n_launches = [], []
+    for found in (cuda_plan.before_product, lambda *args: None):
+        monkeypatch.setattr(cuda_plan, "before_product", found)
+        o = gg.reshape_2d(gg.flash_attn_ext(q, k, k, None, 0.2, 0.0, 0.0), 128, n)
+        plan, values = computed(gpu, gg.mul_mat(w, o), gg.neg(o))
+        got.append(values)
+        n_launches.append(sum(done_by < 0 for done_by in plan._done_by))
+    assert n_launches[1] == n_launches[0] + 1
+    for a, b in zip(*got, strict=True):
+        np.testing.assert_array_equal(a, b)

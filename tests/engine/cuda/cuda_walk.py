@@ -168,7 +168,8 @@ def decoded(persistent):
     left_out = {i for i, done_by in enumerate(plan._done_by) if done_by >= 0}
     steps = walk_table.steps(plan, left_out)
     walker, _ = walk.walker_of([step.launch for step in steps])
-    return (found.rows.copy(), [(x.node, x.launch) for x in steps], plan.rows, plan._row_base, walker, found.n_blocks)
+    return (found.rows.copy(), [(x.node, x.launch, x.n_stored) for x in steps], plan.rows, plan._row_base, walker,
+            found.n_blocks)
 
 
 def test_a_right_table_passes(decoded):

@@ -14,7 +14,7 @@ from ggjit.ops.cuda.compiler import choice
 HERE = pathlib.Path(__file__).parent
 # least number of tests in each
 SUITES = {"cuda_contract": 39, "cuda_errors": 11, "cuda_libraries": 18, "cuda_ops": 140, "cuda_graphs": 8,
-          "cuda_walk": 31, "cuda_piped": 30}
+          "cuda_walk": 31, "cuda_piped": 30, "cuda_fused": 17}
 
 
 def simulated(*names, cases="", marks="not slow", blocks="small"):

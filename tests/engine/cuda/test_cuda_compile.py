@@ -216,9 +216,43 @@ def test_kernels_that_leave_codes_spill_nothing():
     x, gate = leaf(gg.F32, 512, 1), leaf(gg.F32, 1024, 1)
     t = random.choice([gg.mul(x, leaf(gg.F32, 512)), gg.swiglu_split(x, x), gg.geglu(gate)])
     y = gg.mul_mat(leaf(gg.Q8_0, 512, 64), t)
-    launch, = before_product(t, y, launches_of(y))
+    launch, = before_product(t, launches_of(t), y, launches_of(y))
     b = built(launch, random.choice(ARCHITECTURES))
     assert b.spill_nbytes == 0 and b.registers <= 64 and launch.leaves_result == "codes"
+
+
+def fused(type):
+    """The kernels of runs of nodes (ops/cuda/fused): a sum and its norm, a gated unit; with and without codes."""
+    from ggjit.ops.cuda.native.launch import cuda_fusions, of_module
+    x, w, (a, b) = leaf(gg.F32, 2048, 1), leaf(gg.F32, 2048), (leaf(type, 2048, 5632) for _ in range(2))
+    total = gg.add(x, leaf(gg.F32, 2048, 1))
+    norm = gg.rms_norm(total, 1e-6)
+    gate, up = gg.mul_mat(a, x), gg.mul_mat(b, x)
+    for nodes in ((total, norm, gg.mul(norm, w)), (gate, up, gg.swiglu_split(gate, up))):
+        fusion = next(f for f in cuda_fusions()[nodes[0].op] if f.matches(nodes))
+        for stored in ((), nodes[:1]):
+            if made := fusion.fused(nodes, stored, (), 1):
+                yield from made.kernel.launches
+                yield from of_module(made.kernel.launches[-1].coded(), made.kernel.launches[-1].module)
+
+
+def fused_spill_nothing(type, cc):
+    for launch in fused(getattr(gg, type)):
+        b = built(launch, cc)
+        assert b.spill_nbytes == 0 and b.registers <= 128
+
+
+@pytest.mark.parametrize("type", sampled([(t,) for t in ("F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ2_XXS")],
+                                         lambda case: ["one"]))
+def test_kernels_of_runs_of_nodes_spill_nothing(type):
+    fused_spill_nothing(type, random.choice(ARCHITECTURES))
+
+
+@pytest.mark.slow
+def test_kernels_of_runs_of_nodes_of_every_type_on_hopper():
+    from ggjit.ops.cuda.blocks import BLOCKS
+    for type in ("F32", "F16", "BF16", *(t.name.upper() for t in BLOCKS)):
+        fused_spill_nothing(type, (9, 0))
 
 
 @pytest.mark.slow
