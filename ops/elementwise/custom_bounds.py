@@ -168,7 +168,7 @@ class _ReadValues:
             return True                         # a list, a set: as long as what was appended
         called, given = self._called(made), [*self._owner(made), *made.args, *(v for _, v in made.kws)]
         name = getattr(called, "__name__", None) or getattr(self._defined(made.func), "attr", "")
-        if isinstance(called, np.ufunc) or name in _AS_LONG:
+        if isinstance(called, np.ufunc) or name in _AS_LONG and not _is_jitted(called):
             return any(self._is_sized_by_values(v.name, seen) for v in given)
         return isinstance(called, type) or any(v.name in self.marked for v in given)
 

@@ -263,6 +263,15 @@ def _found_so_many(dst, a, b, ith, nth):
     dst[len(np.nonzero(a)[0]), 0] = 1
 
 
+@njit
+def copy(x):
+    return np.zeros(int(x[0, 0]))
+
+
+def _made_so_long_by_a_helper(dst, a, b, ith, nth):
+    dst[len(copy(a)), 0] = 1
+
+
 def _appended_so_often(dst, a, b, ith, nth):
     found = [0]
     for i in range(a.shape[0]):
@@ -309,8 +318,8 @@ def _whole_rows(dst, a, b, ith, nth):
     (_until_zero, True), (_until_zero_or_the_end, True), (_where_large, True), (_listed, True), (_clipped, False),
     (_through_a_view, True), (_through_names, True), (_in_place, True), (_where_decided, True),
     (_sums_in_a_view, False), (_count_read, True), (_mask, True), (_helper_index, True),
-    (_made_so_long, True), (_found_so_many, True), (_appended_so_often, True), (_one_of_two, True),
-    (_as_long_as_given, False)])
+    (_made_so_long, True), (_made_so_long_by_a_helper, True), (_found_so_many, True), (_appended_so_often, True),
+    (_one_of_two, True), (_as_long_as_given, False)])
 def test_which_functions_index_by_values(function, expected):
     assert indexes_by_values(njit(function), 3) is expected
 
