@@ -3,7 +3,9 @@
     python -m benchmarks.gpu_compile 9.0 [--only ops walk piped] [--every 4 --first 1]
 
 Cubins lie in the cache folder (GGJIT_CACHE_DIR), named by the sources and the compilers' versions, so a run on a card
-finds what was compiled here before, also on another machine.
+finds what was compiled here before, also on another machine.  What is there already is not compiled again: a run that
+was stopped goes on where it was.  A copied folder must be its reader's own (`chown`, `chmod -R go-w`), or it is not
+used.
 """
 import argparse
 import itertools

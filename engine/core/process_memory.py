@@ -61,6 +61,26 @@ def resident_now():
     return 0, 0
 
 
+class _HeapUse(ctypes.Structure):
+    """The C library's `struct mallinfo2`; fordblks: free bytes."""
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks",
+                                                     "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
+def heap_free():
+    """Bytes of the C heap that are free and were not given back; 0 where the C library does not say (glibc does)."""
+    info = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+    if info is None:
+        return 0
+    info.restype = _HeapUse
+    return info().fordblks
+
+
+def taken_now():
+    """(anonymous, file, free) bytes of this process; free: of the anonymous ones, what is free on the heap."""
+    return *resident_now(), heap_free()
+
+
 def give_back_heap():
     """Free memory of the C heap goes back to the system, where the C library can do so."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

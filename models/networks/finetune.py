@@ -20,7 +20,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.alloc.report import mib
 from ggjit.core.arguments import typed_call
-from ggjit.core.process_memory import give_back_heap, resident_now
+from ggjit.core.process_memory import give_back_heap, taken_now
 from ggjit.models.core.checks import integer, is_path, number, read_text
 from ggjit.models.core.other_options import FINETUNING, takes_other_names
 from ggjit.models.files.adapter import new_adapter, targets_of
@@ -184,7 +184,7 @@ class Finetuning:
 
     def __init__(self, model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr, batch, seed, n_threads,
                  checkpoint, callback):
-        self._before = resident_now()
+        self._before = taken_now()
         epochs = None if epochs is None else integer("epochs", epochs, 1, 1 << 31)
         steps = math.inf if steps is None else integer("steps", steps, 1, 1 << 62)
         batch = integer("batch", batch, 1, 1 << 20)

@@ -29,7 +29,7 @@ from ggjit.api.rematerialize import BudgetError
 from ggjit.core.arguments import nbytes_of, typed_call
 from ggjit.core.config import default_threads
 from ggjit.core.kernels_ahead import missing
-from ggjit.core.process_memory import resident_now
+from ggjit.core.process_memory import give_back_heap, resident_now
 from ggjit.cpu.cpu_plan import likely_parts, needs
 from ggjit.models.core.checks import integer, known_options
 from ggjit.models.networks.base.memory import MemoryUse, expected
@@ -82,6 +82,11 @@ class Candidate:
     def running_nbytes(self):
         """nbytes without the memory that is taken once, for compiling."""
         return self.nbytes - int(self.compiling * (1 + SLACK))
+
+    @property
+    def compiled(self):
+        """The same once its kernels are there."""
+        return dataclasses.replace(self, nbytes=self.running_nbytes, compiling=0)
 
 
 class Fit:
@@ -152,6 +157,7 @@ class _Search:
         self.n_threads = default_threads() if n_threads is None else n_threads
         self.sizes = device_sizes(devices)
         self.measured, self._missing = {}, {}
+        self.near = 0                           # the last number of layers that was found, as a place's number
 
     def __call__(self, setting):
         if setting not in self.measured:
@@ -165,7 +171,7 @@ class _Search:
         with null_network(self.file, dict.fromkeys(self.sizes, 1 << 62), **given, **self.more) as m:
             graph = m.largest_graph()
             work = kernel_work_nbytes(graph, self.n_threads, m.weights.repacked)
-            use = MemoryUse(expected(m, graph, arenas(m, graph), work, int(m.CAUSAL), self.base), None)
+            use = MemoryUse(expected(m, graph, arenas(m, graph), work, m.n_rows_held, self.base), None)
             layer = max((sum(t.nbytes for t in group) for group in _by_layer(m)), default=0)
             compiling = COMPILING_NBYTES if self._compiles(m, graph, s) else 0
             nbytes = use.total + compiling
@@ -187,29 +193,33 @@ class _Search:
 
     @functools.cached_property
     def base(self):
+        give_back_heap()                        # what planning before left there
         return resident_now()
 
     def _compiles(self, m, graph, setting):
-        """Is a kernel missing in the cache that reading a text needs?  The context's length changes no kernel."""
-        key = dataclasses.replace(setting, n_ctx=0)
+        """Is a kernel missing in the cache that reading a text needs?  Neither the context's length nor the number of
+        layers on devices changes a kernel."""
+        repacked = frozenset(m.weights.repacked)
+        key = dataclasses.replace(setting, n_ctx=0, n_gpu_layers=None, cpu_moe=False), bool(repacked)
         if key not in self._missing:
             graphs = [m.graph(*shape) for shape in m._text_shapes()] or [graph]
-            repacked = frozenset(m.weights.repacked)
             self._missing[key] = any(missing(needs(likely_parts(g, self.n_threads, repacked))) for g in graphs)
         return self._missing[key]
 
+    def over_devices(self, c):
+        """Why a device does not hold its share of a candidate; "" where all do."""
+        return next((f"{name} would hold {mib(n)}, {mib(n - self.sizes[name])} more than it has"
+                     for name, n in c.devices.items() if n > self.sizes[name]), "")
+
     def over(self, c):
         """Why a candidate does not fit; "" where it does."""
-        for name, n in c.devices.items():
-            if n > self.sizes[name]:
-                return f"{name} would hold {mib(n)}, {mib(n - self.sizes[name])} more than it has"
+        return self.over_devices(c) or self.over_limit(c)
+
+    def over_limit(self, c):
         if c.nbytes <= self.limit:
             return ""
         compiling = f", {mib(c.compiling)} of it to compile kernels" if c.compiling else ""
         return f"takes {mib(c.nbytes)}{compiling}, {mib(c.nbytes - self.limit)} above the limit"
-
-    def over_once_compiled(self, c):
-        return self.over(dataclasses.replace(c, nbytes=c.nbytes - c.compiling, compiling=0))
 
     def frontier(self, chosen):
         out = {}
@@ -266,21 +276,25 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
     for n in search.contexts:
         integer("n_ctx", n, 1, MOST)
     kinds = search.kinds if kv_type is None else (str(kv_type).upper(),)
-    tried, leans = [], []
+    tried = []
     for streamed, kind, n in itertools.product((False, True), kinds, search.contexts):
         batches = [b for b in (BATCHES if n_batch is None else (n_batch,)) if b <= n] or [n]
         repacks = ((None, False) if repack is None else (repack,)) if not streamed else (False,)
-        lean = search(Setting(n, batches[-1], True, kind, repacks[-1], *_places(search)[-1], streamed))
-        leans.append(lean)
-        if search.over_once_compiled(lean):
+        lean = search(Setting(n, batches[-1], True, kind, repacks[-1], *_places(search)[0], streamed))
+        if search.over_limit(lean.compiled):
             tried.append(lean)
             continue
-        for place, packed, batch in itertools.product(_places(search), repacks, batches):
-            c = search(Setting(n, batch, True, kind, packed, *place, streamed))
-            if not search.over(c):
-                return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
-            tried.append(c)
-    least = min(leans, key=lambda c: c.nbytes)
+        for place in _places_that_hold(search, lean.setting, tried):
+            if search.over_limit(search(place).compiled):
+                tried.append(search(place))
+                continue
+            for packed, batch in itertools.product(repacks, batches):
+                c = search(dataclasses.replace(place, n_batch=batch, repack=packed))
+                if not search.over(c):
+                    c = _longer(search, c, tried)
+                    return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
+                tried.append(c)
+    least = min(_leanest(search, lean, kinds, batches), key=lambda c: c.nbytes)
     raise BudgetError(f"fit: {mib(search.limit)} are too little for {search.file.path}: the least is "
                       f"{mib(least.nbytes)} ({least.setting}); use memory={least.nbytes} or more, or a smaller model",
                       least.nbytes)
@@ -301,6 +315,65 @@ def _places(search):
     n_layer = int(search.file.arch_get("block_count", 0, int))
     experts = [(-1, True)] if search.file.arch_get("expert_count", 0, int) else []
     return [(-1, False), *experts, *((n, False) for n in range(n_layer, -1, -1))]
+
+
+def _places_that_hold(search, lean, tried):
+    """`lean` in each place that its devices can hold, best first; of numbers of layers the largest alone, since fewer
+    leave more to the host."""
+    def held(place):
+        c = search(dataclasses.replace(lean, n_gpu_layers=place[0], cpu_moe=place[1]))
+        if search.over_devices(c):
+            tried.append(c)
+            return False
+        return True
+    places = _places(search)
+    whole = [place for place in places if place[0] in (None, -1)]
+    some = places[len(whole):]
+    found = [place for place in whole if held(place)]
+    if some:
+        search.near = _first(lambda k: held(some[k]), len(some), search.near)
+        found.append(some[search.near])
+    return [dataclasses.replace(lean, n_gpu_layers=n, cpu_moe=moe) for n, moe in found]
+
+
+def _leanest(search, lean, kinds, batches):
+    """Candidates, one of which takes the least: kernels of another batch or cache may be there."""
+    for kind, batch in itertools.product(kinds, batches if lean.compiling else batches[-1:]):
+        setting = dataclasses.replace(lean.setting, kv_type=kind, n_batch=batch)
+        yield from map(search, _places_that_hold(search, setting, []))
+
+
+def _first(holds, n, near):
+    """The first k that holds, of 0 .. n - 1; all behind it hold, the last one always does.  near: where it may be."""
+    low, high, step, k = -1, n - 1, 1, near
+    while high - low > 1:
+        k = min(max(k, low + 1), high - 1)
+        if holds(k):
+            high, k = k, k - step
+        else:
+            low, k = k, k + step
+        step *= 2
+        if low >= 0 and high < n - 1:
+            k = (low + high) // 2
+    return high
+
+
+def _longer(search, chosen, tried):
+    """The same with the longest context that fits, where `chosen` has one of the halves of the longest."""
+    s = chosen.setting
+    longer = next((n for n in search.contexts[::-1] if n > s.n_ctx), None)
+    if longer is None:
+        return chosen
+
+    def fits(k):
+        c = search(dataclasses.replace(s, n_ctx=lengths[k]))
+        if why := search.over(c):
+            tried.append(c)
+        return not why
+    lengths = range(s.n_ctx, longer, LEAST_CTX)[::-1]
+    each = max(search(dataclasses.replace(s, n_ctx=longer)).nbytes - chosen.nbytes, 1) / (longer - s.n_ctx)
+    near = len(lengths) - 1 - int((search.limit - chosen.nbytes) / each / LEAST_CTX)
+    return search(dataclasses.replace(s, n_ctx=lengths[_first(fits, len(lengths), near)]))
 
 
 def _others(search, chosen, tried):

@@ -134,7 +134,7 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
         report = measured(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path),
                           what_if=checked(what_if), compared=True, repacked=m.weights.repacked)
         work = kernel_work_nbytes(graph, n_threads, m.weights.repacked)
-        n_logits = 0 if not m.CAUSAL else m.n_ctx if all_logits else 1
+        n_logits = m.n_ctx if all_logits and m.CAUSAL else m.n_rows_held
         if image is not None and m.vision is None:
             raise ParamError(f"{vision} sees nothing; leave image out")
         seen, work_of_seen = ([], 0) if image is None else of_picture(m.vision, *image, n_threads)

@@ -15,6 +15,7 @@ from ggjit.core.process_memory import process_memory
 from ggjit.models import load_model, load_speech, smollm2_path
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks.finetune import Finetuning, new_adapter
+from ggjit.models.networks.parts.kv_cells import KV_STEP
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.native.jit import CACHE
 from helpers import arch_files, devices
@@ -45,6 +46,22 @@ class Case:
 
     def use(self, m):
         return m.memory()
+
+
+class Together(Case):
+    """n texts at once, as a server has them: short ones that are written, then long ones, which fill the cache."""
+
+    def __init__(self, model, n_ctx, n, n_cells):
+        super().__init__(model, n_ctx, n_seqs=n, n_cells=n_cells)
+        self.n, self.longest = n, min(n_cells // n, n_ctx)
+
+    def run(self, m):
+        m.tokenize("Once upon a time")
+        rng = np.random.default_rng(3)
+        for n_prompt in (KV_STEP - 16, self.longest - 72):
+            for _ in m.generate([rng.integers(0, m.n_vocab, n_prompt).tolist() for _ in range(self.n)],
+                                n_predict=32, ignore_eos=True):
+                pass
 
 
 class Embedded(Case):
@@ -164,6 +181,8 @@ CASES = {
     "recurrent": Case(random_model("mamba"), 2048),
     "windows": Case(random_model("gemma3"), 2048, n_batch=256),
     "Whisper": Heard(whisper),
+    "4 texts": Together(smollm2, 2048, 4, 2048),
+    "16 texts": Together(smollm2, 512, 16, 8192),
     "two devices": OnTwoDevices(smollm2, 1024),
 }
 

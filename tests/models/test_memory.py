@@ -19,17 +19,17 @@ from helpers.paths import SHARED, TESTS_PATH
 from helpers.processes import ggjit, python, result
 from helpers.sample import SEED
 
-from ggjit.core.process_memory import is_cached, process_memory, resident
+from ggjit.core.process_memory import heap_free, is_cached, process_memory, resident
 from ggjit.models import load_model, smollm2_path
 from ggjit.models.files import smollm2
 from ggjit.models.files.mapped_file import map_file
-from ggjit.models.networks.base.memory import AROUND, PROCESS, read_by_rows
+from ggjit.models.networks.base.memory import AROUND, PROCESS, Growth, read_by_rows
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import OutOfMemory, StaleHandle
 from ggjit.ops.core.host_memory import pages
 
 MIB = 1 << 20
-SHORT = [name for name in CASES if not any(word in name for word in ("8192", "4096", "2048", "training"))]
+SHORT = [name for name in CASES if not any(word in name for word in ("8192", "4096", "2048", "training", "texts"))]
 DRAWN = random.Random(SEED).sample(SHORT, 2)
 linux = pytest.mark.skipif(process_memory() is None, reason="the system does not tell what a process holds")
 pytestmark = linux
@@ -162,6 +162,20 @@ def test_pages_count_when_they_are_touched():
     assert before - process_memory().anonymous > 60 * MIB, "its pages go back to the system at once"
 
 
+@pytest.mark.skipif(not heap_free(), reason="the C library does not tell what is free on its heap")
+def test_memory_that_was_free_on_the_heap_counts_as_growth():
+    def small():
+        return [np.ones(8000) for _ in range(200)]
+    held, fence = small(), []
+    fence.append(np.ones(8000))                         # what lies behind it is not given back
+    before = heap_free()
+    del held
+    assert heap_free() - before > 10 * MIB
+    with Growth() as growth:
+        held = small()
+    assert len(held) * held[0].nbytes <= growth.anonymous + MIB < 16 * MIB
+
+
 def test_announcing_reads_nothing_from_the_disk(tmp_path):
     """A sparse file that nobody has read: none of it is in memory afterwards."""
     with open(tmp_path / "w", "wb") as f:
@@ -183,4 +197,9 @@ def test_the_command_announces_all_terms(path):
     assert report.memory.terms["compute"] == report.peak
     server = model_peak(path, n_ctx=64, flash=True, planner="ggml", n_seqs=4, n_cells=4 * 64)
     assert server.kinds["KV cache"] == 4 * report.kinds["KV cache"]
+    one, four = report.memory.terms, server.memory.terms
+    assert four["inputs"] > 3 * one["inputs"], "masks of prompts that are read together"
+    assert four["logits"] == 2 * 4 * one["logits"]
+    with load_model(path, n_ctx=64, n_seqs=4, n_cells=4 * 64, reserve=False) as m:
+        assert m.n_plans == 1 + len({1, 2, 4}), "of the prompts, and of tokens of fewer and fewer texts"
     assert "Python and libraries" in ggjit("peak", path, "-c", 64).stdout

@@ -1,4 +1,6 @@
 """gg.fit: the best setting within a limit, why not the others, and that the run it proposes stays below it."""
+import dataclasses
+import itertools
 import json
 import random
 
@@ -11,7 +13,7 @@ import ggjit as gg
 from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models import smollm2_path
 from ggjit.models.files import smollm2
-from ggjit.models.networks.fit import BATCHES, KV_TYPES, Fit, Setting
+from ggjit.models.networks.fit import BATCHES, KV_TYPES, Fit, Setting, _first, _Search
 from ggjit.ops.core import machine
 
 # bytes beside what the process holds: {what is tried: (bytes, what is asked for)}
@@ -123,6 +125,36 @@ def test_experts_and_layers_by_device(tmp_path):
                   n_batch=whole.setting.n_batch)
     assert some.options["cpu_moe"] is True, "the experts go first"
     assert any("GPU0 would hold" in c.why for c in some.others)
+
+
+def test_layers_that_devices_hold_leave_the_rest_in_memory(shape):
+    """Neither all layers on the device fit, nor all of them in memory: those that the device does not hold do."""
+    found = gg.fit(shape, memory=beside(5e8), n_ctx=512, n_batch=64, devices={"GPU0": "300M"})
+    n = found.setting.n_gpu_layers
+    assert not found.setting.streamed and 0 < n < 22 and found.devices["GPU0"] <= 300_000_000
+    more = found._search(dataclasses.replace(found.setting, n_gpu_layers=n + 1))
+    assert "GPU0 would hold" in found._search.over(more)
+    for length in range(1, 9):
+        for first, near in itertools.product(range(length), repeat=2):
+            assert _first(lambda k, first=first: k >= first, length, near) == first
+
+
+def test_the_longest_context_is_no_power_of_two(shape):
+    found = gg.fit(shape, memory=beside(7.55e8), n_batch=64, kv_type="F16", repack=False)
+    assert found.setting.n_ctx % 256 == 0 and not found.setting.streamed
+    longer = found._search(dataclasses.replace(found.setting, n_ctx=found.setting.n_ctx + 256))
+    assert found.setting.n_ctx == 2048 or longer.nbytes > found.limit >= found.nbytes
+
+
+def test_the_least_may_be_of_a_batch_whose_kernels_are_there(shape, monkeypatch):
+    monkeypatch.setattr(_Search, "_compiles", lambda self, m, graph, setting: setting.n_batch < 64)
+    with pytest.raises(gg.BudgetError, match="batch 64,") as e:
+        gg.fit(shape, memory="200MB", n_ctx=2048)
+    monkeypatch.undo()
+    monkeypatch.setattr(_Search, "_compiles", lambda self, m, graph, setting: True)
+    with pytest.raises(gg.BudgetError, match="batch 8,") as whole:
+        gg.fit(shape, memory="200MB", n_ctx=2048)
+    assert e.value.minimum < whole.value.minimum
 
 
 def test_the_picture(shape):

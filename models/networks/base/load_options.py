@@ -3,7 +3,7 @@ import dataclasses
 import time
 from typing import Any
 
-from ggjit.core.process_memory import resident_now
+from ggjit.core.process_memory import taken_now
 from ggjit.models.blocks.hparams import ROPE_OPTIONS
 from ggjit.models.core.checks import known_options
 from ggjit.models.core.other_options import LOADING
@@ -42,7 +42,7 @@ class LoadOptions:
     n_cells: int | None = None          # cache rows of all texts together; None: n_ctx
     rope: dict = dataclasses.field(default_factory=dict)        # those of ROPE_OPTIONS that were given
     started: float = dataclasses.field(default_factory=time.perf_counter)      # when loading began
-    process: tuple = dataclasses.field(default_factory=resident_now)           # what the process held then
+    process: tuple = dataclasses.field(default_factory=taken_now)              # what the process held then
 
     @classmethod
     def of(cls, keywords, **more):

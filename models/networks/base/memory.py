@@ -12,6 +12,7 @@
     logits                  anonymous               arrays that were handed out and are still in use
     tokenizer               both                    the vocabulary as the tokenizer holds it
     code                    both                    kernels, plans and libraries that came with them
+    free                    anonymous               on the heap, between what is used
     Python and libraries    both                    what the process held before the model was loaded
 
 The last one is not the model's: `.anonymous` and `.file` leave it out.
@@ -25,7 +26,7 @@ import weakref
 import numpy as np
 
 from ggjit.alloc.report import mib
-from ggjit.core.process_memory import is_cached, resident, resident_now
+from ggjit.core.process_memory import heap_free, is_cached, resident, taken_now
 from ggjit.models.files.mapped_file import give_back
 from ggjit.models.text.tokenizer import tokenizer_nbytes
 from ggjit.ops.core.record import OP
@@ -209,20 +210,21 @@ class HandedOut:
 
 
 class Growth:
-    """What the process grew by inside `with` blocks, less what is said to be known: (anonymous, file) bytes.
+    """What the process grew by inside `with` blocks, less what is said to be known: (anonymous, file) bytes.  What is
+    taken from memory that was free on the heap is growth, too.
 
         with growth:
             growth.known(array.nbytes)
     """
 
     def __init__(self, since=None):
-        """since: resident_now() of a block that began before."""
+        """since: taken_now() of a block that began before."""
         self.anonymous = self.file = 0
         self._depth, self._since = 0, since
 
     def __enter__(self):
         if not self._depth:
-            self._since = resident_now()
+            self._since = taken_now()
         self._depth += 1
         return self
 
@@ -232,8 +234,8 @@ class Growth:
             self.end()
 
     def end(self):
-        now = resident_now()
-        self.anonymous, self.file = self.anonymous + now[0] - self._since[0], self.file + now[1] - self._since[1]
+        anonymous, file, free = np.subtract(taken_now(), self._since).tolist()
+        self.known(free - anonymous, -file)
 
     def known(self, anonymous=0, file=0):
         """So many bytes of the growth are counted elsewhere."""
@@ -247,13 +249,22 @@ class Growth:
         after = term()
         self.known(after.anonymous - before.anonymous, after.file - before.file)
 
-    def term(self, name, about=""):
+    def term(self, name):
         anonymous, file = max(self.anonymous, 0), max(self.file, 0)
-        return MemoryTerm(name, anonymous + file, anonymous, file, about=about)
+        return MemoryTerm(name, anonymous + file, anonymous, file)
+
+    def terms_with_free(self, name, before):
+        """[MemoryTerm] of the growth, and of what is free on the heap beyond what was before, by taken_now(): memory
+        that was held for a moment.  Where less is free, the growth had that much of what the process held."""
+        free = heap_free() - before[2]
+        anonymous, file = max(self.anonymous + min(free, 0), 0), max(self.file, 0)
+        return [MemoryTerm(name, anonymous + file, anonymous, file),
+                MemoryTerm("free", max(free, 0), max(free, 0), about="on the heap, for what comes next")]
 
 
 def process_term(before):
-    """What the process held before a model was loaded."""
+    """What the process held before a model was loaded, by taken_now()."""
+    before = before[:2]
     return MemoryTerm(PROCESS, sum(before), *before, about="before the model was loaded")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ggjit.core.arguments import typed_methods
 from ggjit.core.kernels_ahead import followed_by
-from ggjit.core.process_memory import process_memory, resident_now
+from ggjit.core.process_memory import process_memory, taken_now
 from ggjit.core.run_lock import RunLock
 from ggjit.cpu.cpu_plan import likely_parts, needs, work_memory
 from ggjit.graphs.allocator import GraphAllocator
@@ -327,6 +327,11 @@ class Network(OnlySome):
         """Plans that are kept once a text as long as the context was read."""
         return 1
 
+    @property
+    def n_rows_held(self):
+        """Rows of logits that exist at once."""
+        return int(self.CAUSAL)
+
     def _later_shapes(self):
         """Shapes of graphs that will be planned after the first one."""
         return ()
@@ -370,7 +375,8 @@ class Network(OnlySome):
                 term_of("kernel work", work_memory(), about="of all models of the process"),
                 term_of("inputs", unique_memory([b._arena for b in inputs.values() if b._arena is not None])),
                 term_of("logits", self._handed_out.arrays(), about="in use by the caller"),
-                self.growth_of_text.term("tokenizer"), self._code.term("code"), process_term(self._before)]
+                self.growth_of_text.term("tokenizer"), *self._code.terms_with_free("code", self._before),
+                process_term(self._before)]
 
     def _kept_buffers(self):
         """Buffers that keep state of texts, such as KV caches."""
@@ -467,7 +473,7 @@ class Network(OnlySome):
         """
         file, lora = quantized_file(self.file, type, keep), [a.again for a in self.weights.adapters]
         other = self.__class__(file, dataclasses.replace(self.options, lora=lora, started=time.perf_counter(),
-                                                         process=resident_now()))
+                                                         process=taken_now()))
         other._take_control(self)
         return other
 

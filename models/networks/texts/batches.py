@@ -8,7 +8,7 @@ import numpy as np
 
 from ggjit.models.networks.base.network import MAX_KEPT_PLANS
 from ggjit.models.networks.parts.guesses import STATES
-from ggjit.models.networks.parts.kv_cells import whole_pages
+from ggjit.models.networks.parts.kv_cells import KV_STEP
 from ggjit.models.text.running_batch import LEAST_PIECE
 
 APART = -1                              # in a graph's shape, in place of the number of page tables
@@ -44,8 +44,7 @@ def largest_graph(self, all_logits=False):
 
 def full_batch(self, n, all_rows=False, hidden=False):
     """The shape of a graph of n tokens that end at the last cache row."""
-    n_kv = min(self.cells.most, whole_pages(self.n_ctx)) if self.cells.paged else self.cells.most
-    return n, n_kv, n if all_rows else min(n, self.n_seqs), hidden
+    return n, self.cells.most, n if all_rows else min(n, self.n_seqs), hidden
 
 
 def piece(self, all_rows=False, hidden=False):
@@ -55,8 +54,20 @@ def piece(self, all_rows=False, hidden=False):
 
 
 def n_plans(self):
-    n = self._piece()
-    return min(len({self.cells.rounded(end) for end in range(n, self.n_ctx + n, n)}), MAX_KEPT_PLANS)
+    """Of one text, or of the n_seqs that load_model was asked for: prompts of equal length that fill the cache, read
+    together, then tokens of fewer and fewer texts, while the keys of the longest become more."""
+    n, n_texts = self._piece(), self.options.n_seqs or 1
+    end = self.n_ctx if n_texts == 1 else max(self.n_ctx, self.cells.most)
+    plans = len({self.cells.rounded(k) for k in range(n, end + n, n)})
+    if n_texts > 1:
+        plans += len({padded_count(k + 1) for k in range(n_texts)}) * -(-min(end // n_texts, self.n_ctx) // KV_STEP)
+    return min(plans, MAX_KEPT_PLANS)
+
+
+def n_rows_held(self):
+    """Rows of logits: of the texts that load_model was asked for those of a step, and those of the step before."""
+    n_texts = self.options.n_seqs or 1
+    return 1 if n_texts == 1 else 2 * n_texts
 
 
 def least_piece(self):

@@ -203,6 +203,7 @@ class Decoder(Network):
 
     largest_graph, full_batch, _piece = batches.largest_graph, batches.full_batch, batches.piece
     n_plans, least_piece = property(batches.n_plans), property(batches.least_piece)
+    n_rows_held = property(batches.n_rows_held)
     _shape_of, _most_at_once = batches.shape_of, property(batches.most_at_once)
     _common_shapes, _later_shapes = batches.common_shapes, batches.later_shapes
     _compared_shapes, _text_shapes = batches.compared_shapes, batches.text_shapes
@@ -221,7 +222,7 @@ class Decoder(Network):
         n = self.pooling.n_scores if hidden == RANK else self.n_embd if hidden else self.n_vocab
         rows = step.run().reshape(-1, n)
         if out is None:
-            out = empty(rows.shape, np.float32, "hidden states" if hidden else "logits")
+            out = self._handed_out.add(empty(rows.shape, np.float32, "hidden states" if hidden else "logits"))
         out[...] = rows
         self._show(runs, step, hidden)
         return out

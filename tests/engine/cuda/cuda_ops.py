@@ -15,7 +15,7 @@ from helpers.sample import sampled
 
 import ggjit as gg
 from benchmarks import gpu as benchmark
-from benchmarks import gpu_suite
+from benchmarks import gpu_report, gpu_suite
 from benchmarks.gpu_suite import bound, exact, nmse, on, served
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.ops.attention import flash_attn
@@ -254,6 +254,17 @@ def test_the_benchmark_measures_everything_as_small_as_it_goes(gpu, monkeypatch,
     assert all(row.work in report.path.read_text() for row in rows)
     memory = next(row for row in rows if "memory" in row.work)
     assert memory.passed and memory.ours.median <= memory.peer.median
+
+
+def test_a_case_that_fails_is_a_row_and_the_next_one_begins():
+    def fails():
+        yield 1
+        raise ValueError("no such type")
+    cases = [("Q9_0", fails), ("Q8_0", lambda: iter([2]))]
+    one, stopped, two = gpu_report.each(cases, False)
+    assert (one, two) == (1, 2) and stopped.work == "Q9_0 stopped" and "no such type" in stopped.ours
+    with pytest.raises(ValueError, match="no such type"):
+        list(gpu_report.each(cases, True))
 
 
 def program(folder, name, text):
