@@ -18,6 +18,7 @@ With flash attention, which takes less and is faster.
 """
 import dataclasses
 import functools
+import gc
 import html
 import itertools
 import os
@@ -32,7 +33,7 @@ from ggjit.core.kernels_ahead import missing
 from ggjit.core.process_memory import give_back_heap, resident_now
 from ggjit.cpu.cpu_plan import likely_parts, needs
 from ggjit.models.core.checks import integer, known_options
-from ggjit.models.networks.base.memory import MemoryUse, expected
+from ggjit.models.networks.base.memory import MemoryUse, expected, process_term
 from ggjit.models.networks.peak import arenas, device_sizes, model_file, null_network
 from ggjit.ops.core.errors import OutOfMemory, ParamError, extra
 from ggjit.ops.core.progress import busy
@@ -44,6 +45,7 @@ OPTIONS = "strict", "lora", "override_tensor", "arena", "vision", "pooling", "n_
 MOST = (1 << 31) - 1                    # tokens
 COMPILING_NBYTES = 100 << 20            # memory of compiling, where kernels are not in the cache (`ggjit warm-up`)
 SLACK, SLACK_NBYTES = 0.01, 4 << 20     # how far the real use may exceed the predicted one
+AGAIN_NBYTES = 2 << 20                  # how far processes that do the same differ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +173,11 @@ class _Search:
         with null_network(self.file, dict.fromkeys(self.sizes, 1 << 62), **given, **self.more) as m:
             graph = m.largest_graph()
             work = kernel_work_nbytes(graph, self.n_threads, m.weights.repacked)
-            use = MemoryUse(expected(m, graph, arenas(m, graph), work, m.n_rows_held, self.base), None)
+            terms = expected(m, graph, arenas(m, graph), work, m.n_rows_held, (0, 0))
             layer = max((sum(t.nbytes for t in group) for group in _by_layer(m)), default=0)
             compiling = COMPILING_NBYTES if self._compiles(m, graph, s) else 0
-            nbytes = use.total + compiling
+        use = MemoryUse([*terms, process_term(self.base)], None)
+        nbytes = use.total + compiling
         if streamed:                            # the system may drop pages of the file at any time
             nbytes -= max(use.terms.get("weights", 0) - layer, 0)
         return Candidate(s, int(nbytes * (1 + SLACK)) + SLACK_NBYTES, use,
@@ -193,8 +196,17 @@ class _Search:
 
     @functools.cached_property
     def base(self):
-        give_back_heap()                        # what planning before left there
+        """(anonymous, file) bytes of the process.  It is read after a first setting was planned, which loads what all
+        others find."""
+        gc.collect()
+        give_back_heap()
         return resident_now()
+
+    def enough(self, nbytes):
+        """A limit within which a candidate of so many bytes is found, when it is asked for after this search."""
+        before = sum(self.base)
+        del self.base
+        return nbytes + int(max(sum(self.base) - before, 0) * (1 + SLACK)) + AGAIN_NBYTES
 
     def _compiles(self, m, graph, setting):
         """Is a kernel missing in the cache that reading a text needs?  Neither the context's length nor the number of
@@ -264,8 +276,7 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
     known_options("fit", options, OPTIONS)
     if n_batch is not None:
         integer("n_batch", n_batch, 1, MOST)
-    file = model_file(model)
-    search = _Search(file, limit, devices, n_threads, options)
+    search = _Search(model_file(model), limit, devices, n_threads, options)
     with busy("planning settings"):
         return _found(search, n_ctx, n_batch, kv_type, repack)
 
@@ -279,7 +290,8 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
     tried = []
     for streamed, kind, n in itertools.product((False, True), kinds, search.contexts):
         batches = [b for b in (BATCHES if n_batch is None else (n_batch,)) if b <= n] or [n]
-        repacks = ((None, False) if repack is None else (repack,)) if not streamed else (False,)
+        every = (None, False) if repack is None else (repack,)
+        repacks = (False,) if streamed else every
         lean = search(Setting(n, batches[-1], True, kind, repacks[-1], *_places(search)[0], streamed))
         if search.over_limit(lean.compiled):
             tried.append(lean)
@@ -294,10 +306,17 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
                     c = _longer(search, c, tried)
                     return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
                 tried.append(c)
-    least = min(_leanest(search, lean, kinds, batches), key=lambda c: c.nbytes)
-    raise BudgetError(f"fit: {mib(search.limit)} are too little for {search.file.path}: the least is "
-                      f"{mib(least.nbytes)} ({least.setting}); use memory={least.nbytes} or more, or a smaller model",
-                      least.nbytes)
+    least = min(_leanest(search, lean, kinds, batches, every), key=lambda c: c.nbytes)
+    raise _too_little(search, least)
+
+
+def _too_little(search, least):
+    """The BudgetError that names the least limit.  Where it is kept, its frames hold the search: not its file, whose
+    vocabulary would count at the next one."""
+    enough, path = search.enough(least.nbytes), search.file.path
+    search.file = None
+    return BudgetError(f"fit: {mib(search.limit)} are too little for {path}: the least is {mib(enough)} "
+                       f"({least.setting}); use memory={enough} or more, or a smaller model", enough)
 
 
 def _halves(n):
@@ -336,10 +355,13 @@ def _places_that_hold(search, lean, tried):
     return [dataclasses.replace(lean, n_gpu_layers=n, cpu_moe=moe) for n, moe in found]
 
 
-def _leanest(search, lean, kinds, batches):
-    """Candidates, one of which takes the least: kernels of another batch or cache may be there."""
-    for kind, batch in itertools.product(kinds, batches if lean.compiling else batches[-1:]):
-        setting = dataclasses.replace(lean.setting, kv_type=kind, n_batch=batch)
+def _leanest(search, lean, kinds, batches, repacks):
+    """Candidates, one of which takes the least: kernels of another batch, cache or layout may be there."""
+    if not lean.compiling:
+        batches, repacks = batches[-1:], ()
+    layouts = [(False, True), *((packed, False) for packed in repacks)]
+    for kind, batch, (packed, streamed) in itertools.product(kinds, batches, layouts):
+        setting = dataclasses.replace(lean.setting, kv_type=kind, n_batch=batch, repack=packed, streamed=streamed)
         yield from map(search, _places_that_hold(search, setting, []))
 
 

@@ -3,6 +3,7 @@ import dataclasses
 import itertools
 import json
 import random
+import re
 
 import pytest
 from helpers import tiny_moe
@@ -90,11 +91,25 @@ def test_what_is_given_stays(shape):
     assert over and all(c.nbytes > found.limit for c in over)
 
 
-def test_too_little_says_the_least_that_is_enough(shape):
-    with pytest.raises(gg.BudgetError, match="are too little") as e:
-        gg.fit(shape, memory="200MB", n_ctx=2048)
-    least = gg.fit(shape, memory=e.value.minimum + (8 << 20), n_ctx=2048)
-    assert least.setting.streamed and least.nbytes <= e.value.minimum + (8 << 20)
+@pytest.mark.parametrize("model, asked", [("tinyllama-1.1b", {"n_ctx": 2048, "kv_type": "F16"}), (None, {})])
+def test_too_little_says_the_least_that_is_enough(model, asked):
+    for _ in range(2):
+        with pytest.raises(gg.BudgetError, match="are too little") as e:
+            gg.fit(model, memory=1 << 20, **asked)
+        assert f"use memory={e.value.minimum} or more" in str(e.value)
+        found = gg.fit(model, memory=e.value.minimum, **asked)      # while the error is kept
+        assert found.nbytes <= e.value.minimum
+        assert found.setting.streamed or found._search(dataclasses.replace(
+            found.setting, repack=False, streamed=True)).compiling
+
+
+def test_the_command_accepts_the_least_that_it_names():
+    r = ggjit("fit", "tinyllama-1.1b", "-c", "512", "--memory", "1MB")
+    least = re.search(r"use memory=(\d+) or more", r.stderr)[1]
+    assert result(ggjit, "fit", "tinyllama-1.1b", "-c", "512", "--memory", least)["nbytes"] <= int(least)
+
+
+def test_wrong_arguments_are_refused(shape):
     for bad in ("8X", "", "-1", 0):
         with pytest.raises(gg.ParamError, match="a size is a number of bytes"):
             gg.fit(shape, memory=bad)
