@@ -13,6 +13,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.core.process_memory import process_memory
 from ggjit.models import load_model, load_speech, smollm2_path
+from ggjit.models.files import kept_layout
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks.finetune import Finetuning, new_adapter
 from ggjit.models.networks.parts.kv_cells import KV_STEP
@@ -203,12 +204,15 @@ def taken(case, path):
     x = gg.tensor([1.0])
     gg.compute(gg.scale(x, 2.0))                        # loads what any computation needs
     gc.collect()
+    layouts = set(kept_layout.folder().glob("*.layout"))
     before = process_memory()
     m = case.load(path)
     held = case.run(m)
     use = case.use(m)
     now = use.process
+    kept_layout.wait()
     return {"said": {"anonymous": use.anonymous, "file": use.file}, "total": use.total, "terms": use.terms,
             "taken": {"anonymous": now.anonymous - before.anonymous, "file": now.file - before.file},
             "process": now.total, "high_water": now.high_water, "compiled": CACHE.compiled,
+            "kept": len(set(kept_layout.folder().glob("*.layout")) - layouts),
             "held": 0 if held is None else held.nbytes}
