@@ -47,8 +47,8 @@ model. DFlash files with DeepSeek V4's blocks are not supported; the error names
 TEXT = """\
 ## Tokenizers
 
-The key `tokenizer.ggml.model` of a file names its kind of tokenizer. A model with another kind loads and takes token
-ids, but raises an error when it should encode text.
+The key `tokenizer.ggml.model` of a file names its kind of tokenizer; the table lists the kinds that ggjit supports. A
+model with another kind loads and takes token ids, but raises an error when it should encode text.
 
 """
 
@@ -63,7 +63,7 @@ supported; the names on one line have the same rule:
   such as "<|im_end|>" becomes the control token of that name; do not use `special=True` with text you do not trust.
 - `m.detokenize(ids)` returns what llama.cpp's `llama_detokenize` returns, with one difference: if the ids begin with
   BOS, the space before the first word is removed.
-- `m.tokenizer.stream()` decodes ids one by one and returns whole characters only.
+- `m.tokenizer.stream()` decodes ids one by one and returns only whole UTF-8 characters.
 - A test compares ids, token texts and decoded texts with llama.cpp's, on 1,000 texts for every value of
   `tokenizer.ggml.pre` above and every tokenizer model, and on 10,000 texts for 25 of them
   (`tests/models/test_tokenizer_kinds.py`; `pytest -m slow` uses 10,000 for all). The texts contain characters of all
@@ -74,9 +74,9 @@ supported; the names on one line have the same rule:
 - Where llama.cpp's `bert` tokenizer differs from BERT's own, ggjit follows BERT: it keeps spacing combining marks
   (Unicode category Mc, as in Devanagari), and it replaces a word of more than 100 characters by `[UNK]`.
 - `whitespace` vocabularies decode to the texts of the tokens.
-- A damaged vocabulary raises an error when the model first tokenizes text: a token that occurs twice, missing \
-merges, an
-  id outside the vocabulary, a damaged charsmap. The error names the fault. Text with lone surrogates is an error, too.
+- If a file's vocabulary is damaged, the model raises an error that names the fault when it first tokenizes text. Faults
+  are a token that occurs twice, missing merges, an id outside the vocabulary, or a damaged charsmap. Text with lone
+  surrogates is an error, too.
 - If a `gpt2` file names no BOS and EOS, ggjit uses none. llama.cpp then uses token 11 for both.
 
 """
