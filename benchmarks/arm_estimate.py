@@ -144,7 +144,7 @@ def table(found):
            "benchmarks.arm_estimate` compiles ggjit's kernels and llama.cpp's source (clang, without SVE) and passes "
            "the innermost loop of each to llvm-mca. llvm-mca has models of the processors and says how many cycles a "
            "loop takes if all data are in the first-level cache. Its model for Apple is that of an older core. "
-                      f"Instructions and cycles are counted for the product of {PER} weights with the activations of one token. "
+           f"Instructions and cycles are counted for the product of {PER} weights with the activations of one token. "
            "In the last column, a figure below 1 means that ggjit needs fewer cycles.")
     yield ""
     yield ("The F16 rows are not the same work: ggml multiplies and sums in float16, ggjit sums in float32. With "
