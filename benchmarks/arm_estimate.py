@@ -147,9 +147,10 @@ def table(found):
            f"Instructions and cycles are counted for the product of {PER} weights with the activations of one token. "
            "In the last column, a figure below 1 means that ggjit needs fewer cycles.")
     yield ""
-    yield ("The F16 rows are not the same work: ggml multiplies and sums in float16, ggjit sums in float32. With "
-           "fp16fml (v8.4 and later) one instruction multiplies halves and adds the products to floats. Without "
-           "fp16fml (neoverse-n1) ggjit converts halves first, which takes more than twice ggml's cycles.")
+    yield ("In the F16 rows the two programs do different work: ggml multiplies and sums in float16, ggjit sums in "
+           "float32. With fp16fml (v8.4 and later) one instruction multiplies float16 numbers and adds the products "
+           "to float32 sums. Without fp16fml (neoverse-n1) ggjit first converts float16 to float32, so it takes more "
+           "than twice ggml's cycles.")
     for processor, lines in found.items():
         yield ""
         yield f"## {processor} ({PROCESSORS[processor][0]})"
