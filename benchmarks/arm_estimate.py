@@ -1,4 +1,5 @@
-"""Products on ARM processors beside ggml's NEON loops: instructions and cycles by llvm-mca, an estimate on any machine.
+"""Matrix products on ARM processors beside ggml's NEON loops: instructions and cycles by llvm-mca, an estimate on
+any machine.
 
     python -m benchmarks.arm_estimate --llama llama.cpp -o benchmarks/results/arm-estimate.md
 

@@ -1,4 +1,4 @@
-"""How cost grows: four plots and their tables, ggjit alone.
+"""How the time of matrix products, tokens, prompts and plans grows with their size: plots and tables of ggjit alone.
 
     python -m benchmarks.growth                     # about eight minutes; writes results/growth.md and .png
     python -m benchmarks.growth --only columns,plan # parts of: columns, layers, context, batch, plan

@@ -1,4 +1,4 @@
-"""Vision encoders beside llama.cpp's libmtmd: the vectors of one field of a picture.
+"""Vision encoders beside llama.cpp's libmtmd: the time to encode one picture.
 
     python -m benchmarks.vision [--mtmd FOLDER] [--threads 1,2] [--types F16,Q8_0] [--rounds N] [--only NAME]
                                 [--processor] > TABLE.md
