@@ -30,7 +30,7 @@ from benchmarks.catalogue import SECTIONS
 from benchmarks.compare import Engines, compare
 from benchmarks.costs import COSTS
 from benchmarks.engines.engine import CLOCKS
-from benchmarks.report import LEGEND, Part, Row, conditions, markdown, tables
+from benchmarks.report import LEAD, LEGEND, Part, Row, conditions, markdown, tables
 from benchmarks.worker import ROOT, EngineError, Missing
 from ggjit.ops.native import isa
 
@@ -187,7 +187,7 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".md").write_text(
             f"# ggjit next to its peers\n\n`{command.strip()}`: {reached}{', stopped before the end' * self.stopped}."
-            f"\n\n{LEGEND}\n\n{tables(rows)}\n\n{conditions(about, self.engines, self.parts)}\n", "utf-8")
+            f" {LEAD}\n\n{LEGEND}\n\n{tables(rows)}\n\n{conditions(about, self.engines, self.parts)}\n", "utf-8")
         drawn = plot_ratios(self.rows, path.with_suffix(".png"))
         self.say(f"\nwritten to {path}.md{' and .png' * drawn}")
 
