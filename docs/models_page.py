@@ -32,9 +32,9 @@ DIFFUSION = """\
 ## Diffusion models
 
 `m.generate(prompt, n_predict=64, steps=32)` generates all tokens of an answer at once. At first every token of the
-answer is a mask token. Each step replaces those masks of whose tokens the model is most certain. `models/text/diffusion.py` describes the
-schedules (`eps`, `block_length`), the algorithms and guidance. In `m.logits(ids)` and `m.hidden(ids)` every token
-attends to the whole text.
+answer is a mask token. Each step replaces the masks at which the model is most certain. `models/text/diffusion.py`
+describes the schedules (`eps`, `block_length`), the algorithms and guidance. In `m.logits(ids)` and `m.hidden(ids)`
+every token attends to the whole text.
 """
 
 DRAFTING = """\
@@ -99,8 +99,8 @@ step | encoders |
 | 3e-4 of the largest number, if that is more | both |
 
 For architectures with recurrent states, experts or sliding windows, another test checks that a change of any tensor of
-the file changes the logits (`tests/models/test_kept.py`). `python -m benchmarks.families` measures speed beside llama.cpp on the same files
-([results](../benchmarks/results/families.md)).
+the file changes the logits (`tests/models/test_kept.py`). `python -m benchmarks.families` measures speed beside
+llama.cpp on the same files ([results](../benchmarks/results/families.md)).
 
 ### Where ggjit differs from llama.cpp
 
@@ -191,7 +191,7 @@ def _tokenizers():
 def page():
     n = len(DECODERS) + len(ENCODERS) + len(DIFFUSERS) + len(DRAFTERS)
     return "\n".join([HEAD, f"## Decoders\n\n{len(DECODERS)} of the {n} architectures are decoders, which predict the next "
-                      "token. The table names the file that describes their networks.\n", *_table(DECODERS), "",
+                      "token. The table names the file\nthat describes their networks.\n", *_table(DECODERS), "",
                       "## Encoders\n\nEncoders return a vector for each token or each text.\n", *_table(ENCODERS), "", DIFFUSION, *_table(DIFFUSERS), "",
                       DRAFTING, *_table(DRAFTERS), "",
                       _tokenizers() + CHECKED])
