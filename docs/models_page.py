@@ -190,8 +190,9 @@ def _tokenizers():
 
 def page():
     n = len(DECODERS) + len(ENCODERS) + len(DIFFUSERS) + len(DRAFTERS)
-    return "\n".join([HEAD, f"## Decoders\n\n{len(DECODERS)} of the {n} architectures are decoders, which predict the next "
-                      "token. The table names the file\nthat describes their networks.\n", *_table(DECODERS), "",
-                      "## Encoders\n\nEncoders return a vector for each token or each text.\n", *_table(ENCODERS), "", DIFFUSION, *_table(DIFFUSERS), "",
+    return "\n".join([HEAD, f"## Decoders\n\n{len(DECODERS)} of the {n} architectures are decoders, which predict the "
+                      "next token. The table names the file\nthat describes their networks.\n", *_table(DECODERS), "",
+                      "## Encoders\n\nEncoders return a vector for each token or each text.\n", *_table(ENCODERS), "",
+                      DIFFUSION, *_table(DIFFUSERS), "",
                       DRAFTING, *_table(DRAFTERS), "",
                       _tokenizers() + CHECKED])
