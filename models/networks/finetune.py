@@ -121,14 +121,17 @@ class _FittingTraining:
             if free <= kept:                            # no plan has room: searching for one would take seconds
                 raise self._too_few(limit, enough)
             budget = free - grown if budget is None else budget - (self.peak - limit) - SLACK_NBYTES
+            least = None
             try:
                 self.training = make(max(budget, 1))
             except gg.BudgetError as e:
-                raise self._too_few(limit, min(limit + max(e.minimum - budget, 1), enough)) from None
+                least = e.minimum               # the error itself would hold what was planned
+            if least is not None:
+                raise self._too_few(limit, min(limit + least - budget + SLACK_NBYTES, enough))
             self.peak = self._peak()
             if self.peak <= limit:
                 return
-        raise self._too_few(limit, min(self.peak, enough))
+        raise self._too_few(limit, min(self.peak + SLACK_NBYTES, enough))
 
     def _too_few(self, limit, least):
         return gg.BudgetError(
