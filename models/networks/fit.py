@@ -231,7 +231,7 @@ class _Search:
         if c.nbytes <= self.limit:
             return ""
         compiling = f", {mib(c.compiling)} of it to compile kernels" if c.compiling else ""
-        after = "; it fits once another process has run m.warm_up() with it" * (c.compiled.nbytes <= self.limit)
+        after = "; it fits once another process has read a batch with it" * (c.compiled.nbytes <= self.limit)
         return f"takes {mib(c.nbytes)}{compiling}, {mib(c.nbytes - self.limit)} above the limit{after}"
 
     def frontier(self, chosen):
