@@ -6,12 +6,13 @@
     pair       two such processes at the same time, pinned to two cores: what the cores give if they share nothing.  The
                second reads a copy of the model: of one file what one core fetches from memory, the other finds in the
                last-level cache
-    two        one process of two threads; share: two / pair
+    two        one process of two threads; share: two / pair, of the same round
+    GB/s       what two threads read from memory beside the row, least and most of the rounds
 
 Tokens a second of prompts and of decoding, medians of rounds in which all take turns; ratio: ours over the other
-engine's with as many threads.  Engines: llama.cpp by its own benchmark, ik_llama.cpp out of the folder that IK_LIB_DIR
-names; those that are not given have no columns.  busy: endless loops run beside, one and two of them; then what counts
-is two threads over one in the same state.  No model is begun after --minutes.
+engine's with as many threads, of the same round.  Engines: llama.cpp by its own benchmark, ik_llama.cpp out of the
+folder that IK_LIB_DIR names; those that are not given have no columns.  busy: endless loops run beside, one and two of
+them; then what counts is two threads over one in the same state.  No model is begun after --minutes.
 
 A second table says how fast decoding reads the weights, beside what as many threads read at best in the same minute:
 where the share is near 1, no engine can gain much.
@@ -38,7 +39,7 @@ from ggjit.models import smollm2_path
 from ggjit.models.files.minilm import minilm_path
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.native.cache_files import cache_dir
-from ggjit.profiling.machine_limits import read_bandwidth
+from ggjit.profiling.machine_limits import Reader, read_bandwidth
 
 DECODER = {"prompt 128": ("pp", 128), "prompt 512": ("pp", 512), "decode": ("tg", 64)}
 ENCODER = {"text of 128": ("embed", 128)}
@@ -205,20 +206,38 @@ def _medians(rounds):
     return {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
 
 
+def _ratio(rounds, a, b):
+    """The median of a / b of each round; None where an engine does not have b."""
+    return statistics.median(r[a] / r[b] for r in rounds) if b in rounds[0] else None
+
+
+def _round(ours, network, path, engines):
+    """{(work, who): tokens a second}, and under (work, "GB/s") what two threads read from memory beside it."""
+    found = {}
+    with Reader(2) as reader:
+        for work in network.works:
+            found |= {(work, name): ours.speed(name, work) for name in ("one", "two", "pair")}
+            found[work, "GB/s"] = max(reader.once() for _ in range(3)) / 1e9
+    for engine in engines:
+        for n in (1, 2):
+            found |= {(work, (engine, n)): speed for work, speed in engine.speeds(network, path, n).items()}
+    return found
+
+
 def idle_rows(ours, network, path, engines, n_rounds):
-    """(work, one, two, pair, [(another engine's with one thread, with two)]) of a network; None where it has none."""
-    rounds = []
-    for _ in range(n_rounds):
-        found = {(work, name): ours.speed(name, work) for work in network.works for name in ("one", "two", "pair")}
-        for engine in engines:
-            for n in (1, 2):
-                speeds = engine.speeds(network, path, n)
-                found |= {(work, engine, n): speed for work, speed in speeds.items()}
-        rounds.append(found)
+    """(work, one, two, pair, share, least and most GB/s, then for each other engine: its speed with one thread, with
+    two, the ratios; None where it has none) of a network."""
+    rounds = [_round(ours, network, path, engines) for _ in range(n_rounds)]
     got = _medians(rounds)
     for work in network.works:
-        yield (work, *(got[work, name] for name in ("one", "two", "pair")),
-               [tuple(got.get((work, engine, n)) for n in (1, 2)) for engine in engines])
+        reads = [r[work, "GB/s"] for r in rounds]
+        row = [*(got[work, who] for who in ("one", "two", "pair")), _ratio(rounds, (work, "two"), (work, "pair")),
+               f"{min(reads):.0f} - {max(reads):.0f}"]
+        for engine in engines:
+            theirs = [(work, (engine, n)) for n in (1, 2)]
+            row += [got.get(key) for key in theirs]
+            row += [_ratio(rounds, (work, our), key) for our, key in zip(("one", "two"), theirs, strict=True)]
+        yield work, *row
 
 
 def busy_rows(ours, network, n_rounds):
@@ -237,14 +256,8 @@ def busy_rows(ours, network, n_rounds):
 
 
 def _cells(*values):
-    return " | ".join("" if v is None else f"{v:.2f}" if v < 20 else f"{v:,.0f}" for v in values)
-
-
-def idle_row(network, work, one, two, pair, theirs):
-    cells = [one, two, pair, two / pair]
-    for speeds in theirs:
-        cells += [*speeds, *(a / b if b else None for a, b in zip((one, two), speeds, strict=True))]
-    return f"| {network.name}, {work} | {_cells(*cells)} |"
+    return " | ".join("" if v is None else v if isinstance(v, str) else f"{v:.2f}" if v < 20 else f"{v:,.0f}"
+                      for v in values)
 
 
 def bandwidth_row(network, nbytes, speeds):
@@ -261,10 +274,10 @@ def measure(network, engines, n_rounds, say):
     with Ours() as ours:
         nbytes = ours.load(network, path)
         ours.pin()
-        for work, one, two, pair, theirs in idle_rows(ours, network, path, engines, n_rounds):
-            say(idle_row(network, work, one, two, pair, theirs))
+        for work, *row in idle_rows(ours, network, path, engines, n_rounds):
+            say(f"| {network.name}, {work} | {_cells(*row)} |")
             if work == "decode":
-                memory.append(bandwidth_row(network, nbytes, (one, two)))
+                memory.append(bandwidth_row(network, nbytes, row[:2]))
         return memory, [f"| {network.name}, {work}, {n} | {_cells(one, two, two / one)} |"
                         for work, n, one, two in busy_rows(ours, network, n_rounds)]
 
@@ -284,7 +297,7 @@ def main(argv=None):
     args = p.parse_args(argv)
     end, memory, busy = time.monotonic() + 60 * args.minutes, [], []
     engines = others(args.llama_bench)
-    columns = ["network", "one", "two", "pair", "share",
+    columns = ["network", "one", "two", "pair", "share", "GB/s",
                *(c for e in engines for c in (f"{e.name}, one", "two", "ratio, one", "two"))]
 
     def say(line):

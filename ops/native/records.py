@@ -37,7 +37,7 @@ _SCALARS = {"i64": types.int64, "f64": types.float64, "u8": types.uint8}
 _DTYPES = {"i64": np.dtype(np.int64), "f64": np.dtype(np.float64), "u8": np.dtype(np.uint8)}
 _names = set()                  # names of records must differ, since Numba identifies types by them
 _spare = []                     # memory of a record that was given back
-MOST_SPARE = 4 << 20            # bytes of it that are kept
+MOST_SPARE = 1 << 19            # bytes of it that are kept, at most
 _FIELD = re.compile(r"(\w+)(?:\[(.*)\](?: = (-?\d+))?)?")
 
 
@@ -199,7 +199,7 @@ class FilledRecord:
         d["_as_parameter_"] = words.buffer_info()[0]            # for ctypes, which holds the record while a pass runs
 
     def give_back(self):
-        """The next record may use the memory of this one, which nobody has a part of any more."""
+        """Keep this record's memory for the next one; no part of it may be used after this call."""
         memory = self._memory if self._memory.base is None else self._memory.base
         if memory.nbytes <= MOST_SPARE and not _spare:
             _spare.append(memory)

@@ -73,7 +73,7 @@ def test_names_of_types():
 
 
 def test_rows_that_no_block_divides():
-    with pytest.raises(gg.ParamError, match=r"rows of 200: tensor 'blk.0.ffn_down.weight': rows of 200 are no "):
+    with pytest.raises(gg.ParamError, match=r"rows of 200: tensor 'blk.0.ffn_down.weight': rows of 200 are not "):
         chosen("rows of 200", "Q1_0")
     assert chosen("rows of 200", "Q8_0")["blk.0.ffn_down.weight"] == "f16"
     assert chosen("rows of 200", "Q4_K_S")["blk.0.ffn_down.weight"] == "f16"

@@ -395,15 +395,17 @@ def test_all_cores_are_compared_with_one_and_with_two_processes(bench, tmp_path,
     program.chmod(0o755)
     monkeypatch.setattr(cores, "Ours", Ours)
     monkeypatch.setattr(cores, "read_bandwidth", lambda n_threads: 1e9 * n_threads)
+    monkeypatch.setattr(cores, "Reader", lambda n_threads: contextlib.nullcontext(
+        types.SimpleNamespace(once=lambda: 1e9 * n_threads)))
     monkeypatch.setattr(cores, "NETWORKS", (cores.Network("tiny", lambda: "tiny.gguf"),
                                             cores.Network("text", lambda: "text.gguf", cores.ENCODER)))
     monkeypatch.setattr(cores, "Worker", IkWorker)
     monkeypatch.setenv("IK_LIB_DIR", "some folder")
     cores.main(["--llama-bench", str(program), "--rounds", "1"])
     said = capsys.readouterr().out
-    assert "| tiny, decode | 100 | 180 | 200 | 0.90 | 50 | 100 | 2.00 | 1.80 | 64 | 128 | 1.56 | 1.41 |" in said
+    assert "| tiny, decode | 100 | 180 | 200 | 0.90 | 2 - 2 | 50 | 100 | 2.00 | 1.80 | 64 | 128 | 1.56 | 1.41 |" in said
     assert said.count("| tiny, prompt") == 4 and "| tiny, decode, 2 | 100 | 180 | 1.80 |" in said
-    assert "| text, text of 128 | 100 | 180 | 200 | 0.90 | 51 | 101 | 1.96 | 1.78 |  |  |  |  |" in said
+    assert "| text, text of 128 | 100 | 180 | 200 | 0.90 | 2 - 2 | 51 | 101 | 1.96 | 1.78 |  |  |  |  |" in said
     assert "| tiny | 1 | 0.10 | 1.00 | 0.10 | 0.18 | 2.00 | 0.09 |" in said and "| text | " not in said
     assert pinned == [True, False, True] * 2 and IkWorker.closed == [1, 2]
 

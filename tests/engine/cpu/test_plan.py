@@ -44,8 +44,8 @@ def test_functions_of_the_user_belong_to_one_node_each():
 
 
 def test_a_node_takes_two_kilobytes():
-    """Handle, row of the table, place and plan together."""
-    _, y = chain(50)
+    """Handle, row of the table, place and plan together, beside what a planner keeps for its next graph."""
+    _, y = chain(1000)
     planned(y)
     tracemalloc.start()
     try:
