@@ -1,4 +1,4 @@
-"""How long it takes to announce the memory of large files without their weights: python -m benchmarks.announcing
+"""How long it takes to predict the memory of large files without their weights: python -m benchmarks.announcing
 
 The files hold metadata and the names, types and shapes of their tensors; the weights are a hole behind them, which
 takes no space on the disk.  Weights that were read would show in `read`, MiB of files that came into memory.

@@ -1,4 +1,5 @@
-"""Products on ARM processors beside ggml's NEON loops: instructions and cycles by llvm-mca, an estimate on any machine.
+"""Matrix products on ARM processors beside ggml's NEON loops: instructions and cycles by llvm-mca, an estimate on
+any machine.
 
     python -m benchmarks.arm_estimate --llama llama.cpp -o benchmarks/results/arm-estimate.md
 
@@ -144,12 +145,13 @@ def table(found):
            "benchmarks.arm_estimate` compiles ggjit's kernels and llama.cpp's source (clang, without SVE) and passes "
            "the innermost loop of each to llvm-mca. llvm-mca has models of the processors and says how many cycles a "
            "loop takes if all data are in the first-level cache. Its model for Apple is that of an older core. "
-           f"Instructions and cycles are those of {PER} weights times one column. In the last column, below 1 ggjit "
-           "needs fewer cycles.")
+           f"Instructions and cycles are counted for the product of {PER} weights with the activations of one token. "
+           "In the last column, a figure below 1 means that ggjit needs fewer cycles.")
     yield ""
-    yield ("The F16 rows are not the same work: ggml multiplies and sums in float16, ggjit sums in float32. With "
-           "fp16fml (v8.4 and later) one instruction multiplies halves and adds the products to floats. Without "
-           "fp16fml (neoverse-n1) ggjit converts halves first, which takes more than twice ggml's cycles.")
+    yield ("In the F16 rows the two programs do different work: ggml multiplies and sums in float16, ggjit sums in "
+           "float32. With fp16fml (v8.4 and later) one instruction multiplies float16 numbers and adds the products "
+           "to float32 sums. Without fp16fml (neoverse-n1) ggjit first converts float16 to float32, so it takes more "
+           "than twice ggml's cycles.")
     for processor, lines in found.items():
         yield ""
         yield f"## {processor} ({PROCESSORS[processor][0]})"

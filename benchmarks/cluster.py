@@ -396,13 +396,13 @@ def report(gguf=None):
         ("sentences embedded in a second, one and two workers",
          f"{more['bulk_1_texts_per_second']:.0f}, {more['bulk_2_texts_per_second']:.0f}", ""),
         ("... part of twice as many", ms(more, "bulk_part_of_linear"), "0.9")]
-    about = ("`python -m benchmarks.cluster --report` measures what remote devices cost beyond a plain socket. Two "
-             f"workers and the process that drives them run on {plain['cores']} cores ({platform.machine()}, Python "
-             f"{platform.python_version()}), with nothing else running. The rows of steps and stages are milliseconds "
-             "beyond the socket's own round trip of 8 KB each way, which takes "
-             f"{plain['socket_median_ms']:.3f} ms (99th percentile {plain['socket_p99_ms']:.3f}). The row \"eight "
-             "sequences in flight\" is the whole time of a token. The docstring of `benchmarks/cluster.py` describes "
-             "each row.")
+    about = ("The table shows what remote devices cost in addition to a plain socket (`python -m benchmarks.cluster "
+             f"--report`). Two workers and the process that drives them run on {plain['cores']} cores "
+             f"({platform.machine()}, Python {platform.python_version()}), with nothing else running. The rows of "
+             "steps and stages are milliseconds in addition to the socket's own round trip of 8 KB each way, which "
+             f"takes {plain['socket_median_ms']:.3f} ms (99th percentile {plain['socket_p99_ms']:.3f}). The row "
+             "\"eight sequences in flight\" is the whole time of a token. The docstring of `benchmarks/cluster.py` "
+             "describes each row.")
     lines = ["# Remote devices beside a raw socket", "", textwrap.fill(about, 118), "",
              "| | measured | target |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), "",
              "## Beside llama.cpp's RPC servers", "",

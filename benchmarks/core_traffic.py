@@ -191,8 +191,9 @@ FIGURES = "lines", "nbytes", "atomics", "barriers"
 def table(counted):
     """The text of the results' file; counted: {(graph, threads): Traffic}"""
     lines = [f"# What threads cost each other: {isa.ISA}", "",
-             "`python -m benchmarks.core_traffic` counts, for one run of a graph, what the threads of a plan exchange. "
-             "A test checks that no figure rises (tests/engine/cpu/test_core_traffic.py).", "",
+             "The table counts what the threads of a plan exchange in one run of a graph "
+             "(`python -m benchmarks.core_traffic`). A test checks that no figure rises "
+             "(tests/engine/cpu/test_core_traffic.py).", "",
              "- **lines**: cache lines that two threads write between two barriers.",
              "- **bytes**: bytes that one thread writes and another reads.",
              "- **atomics**, **barriers**: atomic operations, and barriers at which all threads wait.", "",

@@ -93,13 +93,14 @@ def first_token():
 
 
 def no_steps(type):
-    """Throughput with a column more: 95 % of it at least, beyond four columns."""
+    """Throughput with one token more: 95 % of it at least, beyond four tokens."""
     def row(ours, rounds):
         speeds = dict(ours.ask("column_speeds", type, STEP_COLUMNS, 1, rounds))
         steps = {n: speeds[n] / speeds[n - 1] for n in STEP_COLUMNS[1:]}
         least, low = min(steps.values()), [n for n in steps if steps[n] < LEAST_STEP]
-        return Row(f"mul_mat {type} [2048 x 2048], n = {STEP_COLUMNS[1]} ... {STEP_COLUMNS[-1]}: throughput over that "
-                   "with a column less, least", f"{LEAST_STEP:.0%}", f"{speeds[min(steps, key=steps.get)]:.0f} GFLOP/s",
+        return Row(f"mul_mat {type} [2048 x 2048], n = {STEP_COLUMNS[1]} ... {STEP_COLUMNS[-1]}: lowest "
+                   "throughput over that with n - 1", f"{LEAST_STEP:.0%}",
+                   f"{speeds[min(steps, key=steps.get)]:.0f} GFLOP/s",
                    ratio=least, passed=not low, against="n - 1", key=f"columns-{type.lower()}",
                    note="below: " + ", ".join(f"{n}: {steps[n]:.2f}" for n in low) if low else "")
     return row

@@ -1,5 +1,5 @@
-"""The gain of fusion at plan time: each pattern alone and all together beside the plan without fusion, and a bound
-for patterns that do not exist.
+"""The gain of fusion at plan time: each pattern alone and all together beside the plan without fusion, and an upper
+bound of the gain of patterns that ggjit does not have.
 
     python -m benchmarks.fusion [NETWORK ...] [-t 1 2] [--seconds 5]
 

@@ -83,7 +83,8 @@ class Report:
                 f"Compute capability {'.'.join(map(str, device.compute_capability))}, "
                 f"{device.n_multiprocessors} multiprocessors, {device.memory()[1] / 1e9:.0f} GB, "
                 f"{driver_version()}.\n\n"
-                f"Op suite: {n} cases of {n_ops} ops, {len(self.wrong)} wrong"
+                f"The op suite compares the results of each kernel with float64: {n} cases of {n_ops} ops, "
+                f"{len(self.wrong)} wrong"
                 f"{f', {n_left} not begun in time' if n_left else ''}. compute-sanitizer: "
                 f"{sanitized}.\n\n" + "\n".join(self.wrong) + "\n\n" + markdown(self.rows) + "\n")
 

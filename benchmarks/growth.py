@@ -1,4 +1,4 @@
-"""How cost grows: four plots and their tables, ggjit alone.
+"""How the time of matrix products, tokens, prompts and plans grows with their size: plots and tables of ggjit alone.
 
     python -m benchmarks.growth                     # about eight minutes; writes results/growth.md and .png
     python -m benchmarks.growth --only columns,plan # parts of: columns, layers, context, batch, plan
@@ -32,8 +32,9 @@ ABOUT = """\
 # How cost grows
 
 `python -m benchmarks.growth` measures how time grows with the size of a problem. The slope is the exponent between the
-two largest sizes: at 1, time is proportional to the size. In the first table a "cliff" is a number of columns at which
-throughput falls below 95 % of that with fewer columns.
+two largest sizes: at 1, time is proportional to the size. In the first table n is the number of tokens that a matrix
+product multiplies at once. A "cliff" is an n at which the throughput falls below 95 % of the throughput with fewer
+tokens.
 """
 RESULTS = ROOT / "benchmarks" / "results" / "growth"
 TYPES = ("F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
@@ -136,10 +137,10 @@ def plan(n_threads):
                 Curve("scheduler, 3 devices", split))
 
 
-PARTS = {"columns": (columns, "columns n", "GFLOP/s", 1), "layers": (layers, "layers", "ms", 1e3),
+PARTS = {"columns": (columns, "tokens n", "GFLOP/s", 1), "layers": (layers, "layers", "ms", 1e3),
          "context": (context, "tokens before", "ms", 1e3), "batch": (batch, "tokens of the prompt", "ms", 1e3),
          "plan": (plan, "nodes", "ms", 1e3)}
-TITLES = {"columns": "Throughput of a product by its columns", "layers": "Time of a token by the layers of the model",
+TITLES = {"columns": "Throughput of a matrix product by n", "layers": "Time of a token by the layers of the model",
           "context": "Time of a token by the tokens before it", "batch": "Time of a prompt by its tokens",
           "plan": "Time of planning by the nodes of the graph"}
 

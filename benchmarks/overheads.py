@@ -1,5 +1,5 @@
-"""The engine's processor time beside the kernels, for graphs, plans and schedules, and the moves of a call between
-source files.
+"""Processor time that ggjit spends outside the kernels, for graphs, plans and schedules, and the moves of a call
+between source files.
 
     python -m benchmarks.overheads                      # a table with the targets, for results/overheads.md
     python -m benchmarks.overheads --beside CHECKOUT    # another checkout by turns, in the same minutes

@@ -30,7 +30,7 @@ from benchmarks.catalogue import SECTIONS
 from benchmarks.compare import Engines, compare
 from benchmarks.costs import COSTS
 from benchmarks.engines.engine import CLOCKS
-from benchmarks.report import LEGEND, Part, Row, conditions, markdown, tables
+from benchmarks.report import LEAD, LEGEND, Part, Row, conditions, markdown, tables
 from benchmarks.worker import ROOT, EngineError, Missing
 from ggjit.ops.native import isa
 
@@ -40,12 +40,12 @@ COLUMNS = ",".join(f"mul_mat-*-n{n}" for n in (1, 2, 4, 8, 16))
 MOVES = "op-cpy-,op-cont-,op-get_rows-,op-set_rows-,op-silu-,op-swiglu_split-,op-reglu_split-"
 TABLE = {                   # --table is these runs, one after the other; the first ones matter most
     "decoding": "--quick --only *-tg --rounds 2 --peers wheel,ik",
-    "products of 1 to 16 columns": f"--quick --only {COLUMNS} --peers wheel,native,onnxruntime,openvino",
+    "matrix products of 1 to 16 tokens": f"--quick --only {COLUMNS} --peers wheel,native,onnxruntime,openvino",
     "MiniLM": "--quick --only minilm- --peers onnxruntime",
-    "products of 512 columns": "--quick --only mul_mat-f32-n512 --peers numpy,torch",
-    "copies, rows by number, gated units": f"--quick --only {MOVES} --peers native",
+    "matrix products of 512 tokens": "--quick --only mul_mat-f32-n512 --peers numpy,torch",
+    "copies, get_rows, set_rows, SwiGLU": f"--quick --only {MOVES} --peers native",
     "prompts of 512 tokens": "--quick --only tinyllama-*-pp512 --rounds 1 --peers none",
-    "one column more": "--quick --only columns- --threads 1",
+    "one token more": "--quick --only columns- --threads 1",
     "AVX2": "--quick --only smollm-q4_0-tg,smollm-q8_0-tg,minilm-64,mul_mat-*-n1,mul_mat-*-n8,op-silu-,"
             "op-swiglu_split- --rounds 2 --threads 1 --isa avx2 --peers wheel",
 }
@@ -187,7 +187,7 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".md").write_text(
             f"# ggjit next to its peers\n\n`{command.strip()}`: {reached}{', stopped before the end' * self.stopped}."
-            f"\n\n{LEGEND}\n\n{tables(rows)}\n\n{conditions(about, self.engines, self.parts)}\n", "utf-8")
+            f" {LEAD}\n\n{LEGEND}\n\n{tables(rows)}\n\n{conditions(about, self.engines, self.parts)}\n", "utf-8")
         drawn = plot_ratios(self.rows, path.with_suffix(".png"))
         self.say(f"\nwritten to {path}.md{' and .png' * drawn}")
 

@@ -1,4 +1,4 @@
-"""Products over repacked weights (CPU_REPACK) beside the same products over the file's blocks.
+"""Matrix products over repacked weights (CPU_REPACK) beside the same over weights as in the file.
 
     python -m benchmarks.repack [--type Q4_0] [-n 1 8 128] [-t 2] [--json]
     python -m benchmarks.repack --experts 32 [--used 8] ...   mul_mat_id: n tokens that use so many experts each

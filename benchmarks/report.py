@@ -94,6 +94,8 @@ def summary(rows):
     return "\n".join(lines)
 
 
+LEAD = "Each row compares the speed of ggjit with another engine, or with a limit of the machine, on the same work."
+
 LEGEND = """\
 ## How to read the tables
 
@@ -110,6 +112,8 @@ LEGEND = """\
 - **ggjit** and **peer**: medians of the rounds, with the minimum and the maximum in brackets.
 - **note**: of several figures separated by slashes, the first is ggjit's and the next ones are the peers', in the order
   in which the rows of this work name them. `DISTURBED` means that other processes used the processor during the row."""
+
+MACHINE = "The rows above were measured on this machine, with these versions:"
 
 RUNS = """\
 The next table lists the runs of the benchmark that gave the rows above. "Rounds" is the number of rounds; in a round,
@@ -135,7 +139,7 @@ def conditions(about, engines, parts):
         return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
     machine = "\n".join(f"- {line}" for line in about)
-    return (f"## Engines\n\n{table(['engine', 'what it is'], engines)}\n\n## Machine\n\n{machine}\n\n"
+    return (f"## Engines\n\n{table(['engine', 'what it is'], engines)}\n\n## Machine\n\n{MACHINE}\n\n{machine}\n\n"
             f"{RUNS}\n\n{table(head, map(cells, parts))}")
 
 

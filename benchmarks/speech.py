@@ -24,11 +24,11 @@ from ggjit.models.files.wav import read_wav
 from ggjit.models.speech.decoding import TextBatch, TokenRules
 
 ABOUT = """\
-`python -m benchmarks.speech FOLDER SOUND.wav --whisper-cpp BIN` compares ggjit with whisper.cpp, built for this
-processor, and with faster-whisper. All engines use Whisper base, decode greedily with timestamps, and never retry a
-window with another temperature. Each engine runs in a process of its own; they take turns. Each time is a median, with
-the minimum and the maximum in brackets. The ratio is the peer's time divided by ggjit's: above 1, ggjit is faster. The
-recording of 60 s repeats the short recording."""
+The table compares the speed of ggjit with whisper.cpp, built for this processor, and with faster-whisper (`python -m
+benchmarks.speech FOLDER SOUND.wav --whisper-cpp BIN`). All engines use Whisper base, decode greedily with timestamps,
+and never retry a window with another temperature. Each engine runs in a process of its own; they take turns. Each time
+is a median, with the minimum and the maximum in brackets. The ratio is the peer's time divided by ggjit's: above 1,
+ggjit is faster. The recording of 60 s repeats the short recording."""
 N_TOKENS = 64
 LONG_SECONDS = 60
 OURS = {"F16": "ggml-base.bin", "F32": "base-f32.gguf", "Q8_0": "base-q8_0.gguf"}

@@ -1,5 +1,5 @@
-"""How products of one column read weights fastest: all candidates of ggjit.cpu.tuning for every type (rows of a tile,
-ways of prefetching; the repacked layout), and what the machine's choice is.
+"""How matrix products of one token read weights fastest: all candidates of ggjit.cpu.tuning for every type (rows of a
+tile, ways of prefetching; the repacked layout), and what the machine's choice is.
 
     python -m benchmarks.tuning [--types Q4_0,F16] [-k 2048 5632] [--clock cpu] [--json]
     python -m benchmarks.tuning --keep          # measure all types' choices anew for this machine, as warm-up does

@@ -1,4 +1,4 @@
-"""Vision encoders beside llama.cpp's libmtmd: the vectors of one field of a picture.
+"""Vision encoders beside llama.cpp's libmtmd: the time to encode one picture.
 
     python -m benchmarks.vision [--mtmd FOLDER] [--threads 1,2] [--types F16,Q8_0] [--rounds N] [--only NAME]
                                 [--processor] > TABLE.md
@@ -28,11 +28,11 @@ from ggjit.ops.native.cache_files import cache_dir
 from ggjit.tools.suite.ggml import libraries
 
 ABOUT = """\
-`python -m benchmarks.vision --mtmd FOLDER` times how long an encoder takes for one picture of its native size. FOLDER
-has libmtmd and libllama, built from llama.cpp's source for this processor. The networks have the shapes of the named
-models and random weights; where the table says "12 of 24 layers", the others were left out. Both engines read the same
-file, run in processes of their own and take turns. Each time is a median, with the minimum and the maximum in brackets.
-Resizing the picture is not timed.
+The table compares how long ggjit and llama.cpp's libmtmd take to encode one picture of the encoder's native size
+(`python -m benchmarks.vision --mtmd FOLDER`). FOLDER has libmtmd and libllama, built from llama.cpp's source for this
+processor. The networks have the shapes of the named models and random weights; where the table says "12 of 24 layers",
+the others were left out. Both engines read the same file, run in processes of their own and take turns. Each time is a
+median, with the minimum and the maximum in brackets. Resizing the picture is not timed.
 
 - **ratio**: libmtmd's time divided by ggjit's. Above 1, ggjit is faster. **target** is the ratio to reach.
 - **off by**: the largest difference between the two engines' vectors, divided by the largest value."""
