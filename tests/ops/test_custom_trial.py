@@ -350,8 +350,8 @@ def _whole_rows(dst, a, b, ith, nth):
     (_through_a_view, True), (_through_names, True), (_in_place, True), (_where_decided, True),
     (_sums_in_a_view, False), (_count_read, True), (_mask, True), (_helper_index, True),
     (_made_so_long, True), (_made_so_long_by_a_helper, True), (_found_so_many, True), (_appended_so_often, True),
-    (_one_of_two, True), (_as_long_as_given, False), (_reshaped, True), (_too_short, True), (_too_short_for_a_helper, True),
-    (_sums_of_rows, False)])
+    (_one_of_two, True), (_as_long_as_given, False), (_reshaped, True), (_too_short, True),
+    (_too_short_for_a_helper, True), (_sums_of_rows, False)])
 def test_which_functions_index_by_values(function, expected):
     assert indexes_by_values(njit(function), 3) is expected
 
