@@ -21,6 +21,7 @@ import functools
 import gc
 import html
 import itertools
+import math
 import os
 
 from ggjit.alloc.plots import unit_of
@@ -83,7 +84,7 @@ class Candidate:
     @property
     def running_nbytes(self):
         """nbytes without the memory that is taken once, for compiling."""
-        return self.nbytes - int(self.compiling * (1 + SLACK))
+        return self.nbytes - math.ceil(self.compiling * (1 + SLACK))
 
     @property
     def compiled(self):
@@ -290,9 +291,7 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
     kinds = search.kinds if kv_type is None else (str(kv_type).upper(),)
     tried = []
     for streamed, kind, n in itertools.product((False, True), kinds, search.contexts):
-        batches = [b for b in (BATCHES if n_batch is None else (n_batch,)) if b <= n] or [n]
-        every = (None, False) if repack is None else (repack,)
-        repacks = (False,) if streamed else every
+        batches, repacks = _ways(n, n_batch, repack, streamed)
         lean = search(Setting(n, batches[-1], True, kind, repacks[-1], *_places(search)[0], streamed))
         if search.over_limit(lean.compiled):
             tried.append(lean)
@@ -307,8 +306,7 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
                     c = _longer(search, c, tried)
                     return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
                 tried.append(c)
-    least = min(_leanest(search, lean, kinds, batches, every), key=lambda c: c.nbytes)
-    raise _too_little(search, least)
+    raise _too_little(search, _least(search, n_batch, kinds, repack))
 
 
 def _too_little(search, least):
@@ -318,6 +316,12 @@ def _too_little(search, least):
     search.file = None
     return BudgetError(f"fit: {mib(search.limit)} are too little for {path}: the least is {mib(enough)} "
                        f"({least.setting}); use memory={enough} or more, or a smaller model", enough)
+
+
+def _ways(n, n_batch, repack, streamed):
+    """(batches, values of `repack`) to try within a context of n tokens, best first."""
+    batches = [b for b in (BATCHES if n_batch is None else (n_batch,)) if b <= n] or [n]
+    return batches, (False,) if streamed else (None, False) if repack is None else (repack,)
 
 
 def _halves(n):
@@ -356,14 +360,22 @@ def _places_that_hold(search, lean, tried):
     return [dataclasses.replace(lean, n_gpu_layers=n, cpu_moe=moe) for n, moe in found]
 
 
-def _leanest(search, lean, kinds, batches, repacks):
-    """Candidates, one of which takes the least: kernels of another batch, cache or layout may be there."""
-    if not lean.compiling:
-        batches, repacks = batches[-1:], ()
-    layouts = [(False, True), *((packed, False) for packed in repacks)]
-    for kind, batch, (packed, streamed) in itertools.product(kinds, batches, layouts):
-        setting = dataclasses.replace(lean.setting, kv_type=kind, n_batch=batch, repack=packed, streamed=streamed)
-        yield from map(search, _places_that_hold(search, setting, []))
+def _least(search, n_batch, kinds, repack):
+    """Of the candidates of the shortest context that devices hold, the one that takes the least: the kernels of another
+    batch, cache or layout may be there."""
+    n, least = search.contexts[-1], None
+    for streamed, kind in itertools.product((True, False), kinds):
+        batches, repacks = _ways(n, n_batch, repack, streamed)
+        lean = Setting(n, batches[-1], True, kind, repacks[-1], streamed=streamed)
+        for place in _places_that_hold(search, lean, []):
+            if least is not None and search(place).running_nbytes >= least.nbytes:
+                continue
+            for packed in repacks:
+                tried = [search(dataclasses.replace(place, n_batch=batches[-1], repack=packed))]
+                if tried[0].compiling:          # a larger batch takes more but for that
+                    tried += [search(dataclasses.replace(tried[0].setting, n_batch=b)) for b in batches[:-1]]
+                least = min(filter(None, (least, *tried)), key=lambda c: (bool(search.over_devices(c)), c.nbytes))
+    return least
 
 
 def _first(holds, n, near):

@@ -8,7 +8,8 @@ that went well say nothing of later ones then.  It follows Numba's code before t
 arguments are marked, so is all that is computed from them, and what is computed where a marked value decides whether it
 is, as in `if a[i] == 0: break`, until nothing new is marked.  Where a marked value is written to a list or an array, so
 are all variables that may lie in its memory: other names, what it is a view of.  Shapes and lengths are no values, but
-of what is made here they may depend on some: `np.zeros(int(a[0]))`, `np.nonzero(a)`, a list.
+of what is made here they may depend on some: `np.zeros(int(a[0]))`, `np.nonzero(a)`, a list.  Then any index of it
+counts.
 """
 import types
 import weakref
@@ -19,8 +20,10 @@ _SHAPES = ("shape", "strides", "size", "ndim", "itemsize", "nbytes")
 # functions of NumPy whose result may lie in the memory of an argument
 _VIEWS = {"asarray", "ascontiguousarray", "asfortranarray", "atleast_1d", "atleast_2d", "atleast_3d", "diagonal",
           "expand_dims", "ravel", "reshape", "transpose"}
-# methods and functions whose results are as long as their arrays; so are those of NumPy's ufuncs
-_AS_LONG = {"astype", "copy", "flatten", "empty_like", "full_like", "ones_like", "zeros_like"} | _VIEWS
+# methods and functions whose results are as long as their first array and their other arguments say; NumPy's ufuncs
+# are as long as their arrays
+_AS_LONG = {"argsort", "astype", "copy", "cumsum", "flatten", "sort", "empty_like", "full_like", "ones_like",
+            "zeros_like"} | _VIEWS
 # Numba's operations whose result may be a part of their `value`
 _PARTS = {"getattr", "getitem", "static_getitem", "getiter", "iternext", "pair_first", "exhaust_iter", "cast"}
 _MAKERS = "numpy", "numba", "builtins"          # modules whose functions make arrays, lists, sets, dicts
@@ -81,35 +84,38 @@ def indexes_by_values(function, n):
     """Does an index of the @njit function, or of one that it calls, depend on values in its first n arguments?"""
     from numba.core.errors import NumbaError
     try:
-        return _depends(function, frozenset(range(n)), set())
+        return _depends(function, frozenset(range(n)), frozenset(), set())
     except NumbaError:                          # the compiler says what is wrong with it
         return True
 
 
-def _depends(function, marked_args, seen):
+def _depends(function, marked_args, sized_args, seen):
+    """sized_args: arguments whose lengths depend on values."""
     from numba.core.compiler import run_frontend
-    if (function, marked_args) in seen:
+    asked = function, marked_args, sized_args
+    if asked in seen:
         return False
-    seen.add((function, marked_args))
-    return _ReadValues(run_frontend(function.py_func), marked_args).found(seen)
+    seen.add(asked)
+    return _ReadValues(run_frontend(function.py_func), marked_args, sized_args).found(seen)
 
 
 class _ReadValues:
     """Marked variables of one function's Numba code."""
 
-    def __init__(self, code, marked_args):
+    def __init__(self, code, marked_args, sized_args):
         from numba.core.ir_utils import build_definitions
-        self.code, self.args = code, marked_args
+        self.code, self.args, self.sized_args = code, marked_args, sized_args
         self.definitions = build_definitions(code.blocks)
         self.statements = [(label, s) for label, block in code.blocks.items() for s in block.body]
-        self.marked = set()
+        self.marked, self.decided = set(), set()
 
     def found(self, seen):
-        """Is a marked variable an index, here or in a function called from here?"""
+        """Is a marked variable an index, or indexed what is as long as values say, here or in a function called from
+        here?"""
         from numba.core import ir
-        before = -1
-        while before != len(self.marked):
-            before = len(self.marked)
+        before = ()
+        while before != (len(self.marked), len(self.decided)):
+            before = len(self.marked), len(self.decided)
             for _, s in self.statements:
                 if isinstance(s, ir.Assign) and self._is_marked(s.value):
                     self.marked.add(s.target.name)
@@ -128,18 +134,20 @@ class _ReadValues:
         if not isinstance(value, ir.Expr):
             return False                        # a constant, a global
         if value.op == "getattr" and value.attr in _SHAPES:
-            return self._is_sized_by_values(value.value.name, set())
+            return self._is_sized_by_values(value.value.name)
         if value.op == "call" and self._called(value) is len:
-            return any(self._is_sized_by_values(v.name, set()) for v in value.args)
+            return any(self._is_sized_by_values(v.name) for v in value.args)
         return any(v.name in self.marked for v in value.list_vars())
 
-    def _is_sized_by_values(self, name, seen):
+    def _is_sized_by_values(self, name, seen=None):
         """May the length of a variable depend on marked values?"""
+        seen = set() if seen is None else seen
         if name in seen or name not in self.marked:
             return False
         seen.add(name)
-        made = self._origins(name, {})
-        return len(made) > 1 or any(self._makes_size(x, seen) for x in made)
+        names = {}
+        made = self._origins(name, names)
+        return len(made) > 1 and not self.decided.isdisjoint(names) or any(self._makes_size(x, seen) for x in made)
 
     def _origins(self, name, found):
         """What a variable was assigned, other names followed, without what `x += ...` leaves."""
@@ -158,8 +166,10 @@ class _ReadValues:
     def _makes_size(self, made, seen):
         """May the length of what is made so depend on marked values?"""
         from numba.core import ir
+        if isinstance(made, ir.Arg):
+            return made.index in self.sized_args
         if not isinstance(made, ir.Expr):
-            return False                        # an argument, a constant
+            return False                        # a constant
         if made.op in _PARTS:
             return self._is_sized_by_values(made.value.name, seen)
         if made.op in ("binop", "unary", "build_tuple"):
@@ -168,9 +178,9 @@ class _ReadValues:
             return True                         # a list, a set: as long as what was appended
         called, given = self._called(made), [*self._owner(made), *made.args, *(v for _, v in made.kws)]
         name = getattr(called, "__name__", None) or getattr(self._defined(made.func), "attr", "")
-        if isinstance(called, np.ufunc) or name in _AS_LONG and not _is_jitted(called):
-            return any(self._is_sized_by_values(v.name, seen) for v in given)
-        return isinstance(called, type) or any(v.name in self.marked for v in given)
+        n = len(given) if isinstance(called, np.ufunc) else int(name in _AS_LONG and not _is_jitted(called))
+        return isinstance(called, type) or any(self._is_sized_by_values(v.name, seen) for v in given[:n]) \
+            or any(v.name in self.marked for v in given[n:])
 
     def _written_by(self, value):
         """Lists and arrays made here that `x += ...` or a call may write to: arguments, and what it is a method of."""
@@ -230,6 +240,7 @@ class _ReadValues:
             if isinstance(s, ir.Branch) and s.cond.name in self.marked:
                 inside = _between(graph, label)
                 assigned = [t for at, t in self.statements if at in inside and isinstance(t, ir.Assign)]
+                self.decided |= {t.target.name for t in assigned}
                 outside = {v.name for at, t in self.statements if at not in inside for v in t.list_vars()}
                 self.marked |= {t.target.name for t in assigned} & outside
                 self.marked |= {t.target.name for t in assigned if not _only_names(t.value)}
@@ -256,23 +267,30 @@ class _ReadValues:
         of = self._defined(v)
         return isinstance(of, ir.Expr) and of.op == "getattr" and of.attr in _SHAPES
 
+    def _is_short_by_values(self, v):
+        """Is it an array whose length may depend on marked values?  Lists check all indices themselves."""
+        is_list = all(getattr(made, "op", "") == "build_list" for made in self._origins(v.name, {}))
+        return self._is_sized_by_values(v.name) and not is_list
+
     def _indexes(self, s, seen):
         from numba.core import ir
         if isinstance(s, ir.SetItem):
-            return s.index.name in self.marked
+            return s.index.name in self.marked or self._is_short_by_values(s.target)
         value = s.value if isinstance(s, ir.Assign) else None
         if not isinstance(value, ir.Expr):
             return False
         if value.op == "getitem":
-            return value.index.name in self.marked and not self._is_shape(value.value)
+            return not self._is_shape(value.value) and (
+                value.index.name in self.marked or self._is_short_by_values(value.value))
         if value.op == "make_function":         # a function within the function: not followed
             return True
         called = self._called(value) if value.op == "call" else None
         if not _is_jitted(called):
             return False
         given = frozenset(k for k, v in enumerate(value.args) if v.name in self.marked)
+        sized = frozenset(k for k, v in enumerate(value.args) if self._is_sized_by_values(v.name))
         by_name = any(v.name in self.marked for _, v in value.kws) or value.vararg is not None
-        return by_name or _depends(called, given, seen)
+        return by_name or _depends(called, given, sized, seen)
 
 
 def _only_names(value):

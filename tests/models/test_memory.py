@@ -8,6 +8,7 @@ import mmap
 import os
 import pathlib
 import random
+import time
 import tracemalloc
 import types
 
@@ -23,7 +24,7 @@ from ggjit.core.process_memory import heap_free, is_cached, process_memory, resi
 from ggjit.models import load_model, smollm2_path
 from ggjit.models.files import smollm2
 from ggjit.models.files.mapped_file import map_file
-from ggjit.models.networks.base.memory import AROUND, PROCESS, Growth, read_by_rows
+from ggjit.models.networks.base.memory import AROUND, PROCESS, Growth, HandedOut, read_by_rows
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import OutOfMemory, StaleHandle
 from ggjit.ops.core.host_memory import pages
@@ -175,6 +176,14 @@ def test_memory_that_was_free_on_the_heap_counts_as_growth():
     with Growth() as growth:
         held = small()
     assert len(held) * held[0].nbytes <= growth.anonymous + MIB < 16 * MIB
+
+
+def test_logits_that_a_user_keeps_do_not_slow_later_tokens():
+    out, began = HandedOut(), time.process_time()
+    held = list(map(out.add, map(np.empty, [1] * 30000)))
+    assert time.process_time() - began < 1
+    del held[1:]
+    assert len(out.arrays()) == 1 and out.arrays()[0] is held[0]
 
 
 def test_announcing_reads_nothing_from_the_disk(tmp_path):

@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import re
+import types
 
 import pytest
 from helpers import tiny_moe
@@ -14,7 +15,7 @@ import ggjit as gg
 from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models import smollm2_path
 from ggjit.models.files import smollm2
-from ggjit.models.networks.fit import BATCHES, KV_TYPES, Fit, Setting, _first, _Search
+from ggjit.models.networks.fit import BATCHES, KV_TYPES, Candidate, Fit, Setting, _first, _found, _Search
 from ggjit.ops.core import machine
 
 # bytes beside what the process holds: {what is tried: (bytes, what is asked for)}
@@ -170,6 +171,41 @@ def test_the_least_may_be_of_a_batch_whose_kernels_are_there(shape, monkeypatch)
     with pytest.raises(gg.BudgetError, match="batch 8,") as whole:
         gg.fit(shape, memory="200MB", n_ctx=2048)
     assert e.value.minimum < whole.value.minimum
+
+
+class Drawn(_Search):
+    """Settings of a model of drawn sizes, within `limit` bytes; kernels of some of them are there."""
+
+    def __init__(self, seed, limit, devices):
+        draw = random.Random(seed)
+        sizes = {"context_length": draw.choice([300, 1000, 8192]), "block_count": draw.randrange(1, 12)}
+        self.file = types.SimpleNamespace(path="drawn", arch_get=lambda key, default, kind: sizes.get(key, default))
+        self.sizes = {f"GPU{i}": draw.randrange(600) for i in range(devices)}
+        self.limit, self.measured, self.near, self.n_layer = limit, {}, 0, sizes["block_count"]
+        self.layer, self.key, self.token = draw.randrange(1, 40), draw.random() / 20, draw.random()
+        self.compiling, self.missing = draw.randrange(400), [
+            s for s in itertools.product(KV_TYPES, BATCHES, (None, False)) if draw.random() < 0.5]
+
+    def _measure(self, s):
+        n = self.n_layer if s.n_gpu_layers == -1 else s.n_gpu_layers or 0
+        layer, batch = self.layer + self.key * s.n_ctx / (1 + KV_TYPES.index(s.kv_type)), self.token * s.n_batch
+        nbytes = 50 + batch + (self.n_layer - n) * (layer + (s.repack is None))
+        nbytes -= max(self.n_layer - n - 1, 0) * self.layer * s.streamed
+        compiling = self.compiling * ((s.kv_type, s.n_batch, s.repack) in self.missing)
+        return Candidate(s, int(1.01 * (nbytes + compiling)), None,
+                         {name: int(n * layer + batch * (n > 0)) for name in self.sizes}, compiling)
+
+
+@pytest.mark.parametrize("devices", [0, 2])
+def test_the_least_that_a_refusal_names_is_enough(devices):
+    for seed in range(200):
+        with pytest.raises(gg.BudgetError) as refused:
+            _found(Drawn(seed, 0, devices), None, None, None, None)
+        least = refused.value.minimum
+        assert _found(Drawn(seed, least, devices), None, None, None, None).nbytes <= least
+        if not devices:
+            with pytest.raises(gg.BudgetError):
+                _found(Drawn(seed, least - 1, devices), None, None, None, None)
 
 
 def test_the_picture(shape):

@@ -296,6 +296,37 @@ def _as_long_as_given(dst, a, b, ith, nth):
             dst[i, j] = sums[i] + like[i, j]
 
 
+def _reshaped(dst, a, b, ith, nth):
+    for i in range(a.reshape(b[0, 0], -1).shape[0]):
+        dst[i, 0] = 1
+
+
+def _too_short(dst, a, b, ith, nth):
+    sums = np.zeros(int(b[0, 0]))
+    for i in range(a.shape[0]):
+        sums[i] = 1
+
+
+@njit
+def first_of(x):
+    return x[0]
+
+
+def _too_short_for_a_helper(dst, a, b, ith, nth):
+    dst[0, 0] = first_of(np.unique(a))
+
+
+def _sums_of_rows(dst, a, b, ith, nth):
+    most, total = [0.0], np.zeros(len(a))
+    for i in range(len(a)):
+        row = a[i]
+        most[0] = max(most[0], first_of(row))
+        total[i] = np.sort(row)[0]
+    for i in range(len(b)):
+        row = b[i]
+        dst[i, 0] = row[0] + total[i] + most[0]
+
+
 def _mask(dst, a, b, ith, nth):
     dst[0][a[0] > 0] = 1
 
@@ -319,7 +350,8 @@ def _whole_rows(dst, a, b, ith, nth):
     (_through_a_view, True), (_through_names, True), (_in_place, True), (_where_decided, True),
     (_sums_in_a_view, False), (_count_read, True), (_mask, True), (_helper_index, True),
     (_made_so_long, True), (_made_so_long_by_a_helper, True), (_found_so_many, True), (_appended_so_often, True),
-    (_one_of_two, True), (_as_long_as_given, False)])
+    (_one_of_two, True), (_as_long_as_given, False), (_reshaped, True), (_too_short, True),
+    (_too_short_for_a_helper, True), (_sums_of_rows, False)])
 def test_which_functions_index_by_values(function, expected):
     assert indexes_by_values(njit(function), 3) is expected
 

@@ -198,15 +198,15 @@ class HandedOut:
     """Arrays that users were given, while they hold them."""
 
     def __init__(self):
-        self._arrays = []
+        self._refs = {}                 # id of an array -> weak reference; the end of an array takes its own out
 
     def add(self, array):
-        self._arrays = [ref for ref in self._arrays if ref() is not None]
-        self._arrays.append(weakref.ref(array))
+        refs, key = self._refs, id(array)
+        refs[key] = weakref.ref(array, lambda ref: refs.pop(key, None))
         return array
 
     def arrays(self):
-        return [a for a in (ref() for ref in self._arrays) if a is not None]
+        return [a for a in (ref() for ref in list(self._refs.values())) if a is not None]
 
 
 class Growth:
