@@ -332,7 +332,7 @@ def record(plan):
 
 
 def _page():
-    """A sync page of its own: (what keeps it alive, its address).  Nobody looks for signals."""
+    """A sync page of its own: (what keeps it alive, its address).  No thread polls signals there."""
     words = np.zeros((PAGE_NBYTES + LINE) // WORD, np.int64)
     sync = -(-address_of(words) // LINE) * LINE
     words[(sync + S_INTERVAL - address_of(words)) // WORD] = 1 << 62

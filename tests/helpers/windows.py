@@ -27,7 +27,8 @@ _ANONYMOUS = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 
 
 class VirtualAlloc:
-    """Windows' function over a mapping nobody may touch: what is not committed ends the process, as there."""
+    """Windows' function over a mapping without access rights: touching pages that are not committed ends the process,
+    as on Windows."""
 
     def __init__(self, limit=1 << 40):
         self.charged, self.limit = 0, limit

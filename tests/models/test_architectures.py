@@ -255,7 +255,7 @@ def test_relative_buckets():
 
 
 # llama.cpp's verdict on the same files, of one tensor missing and of all: it loads them, as each is optional by itself,
-# and computes with what is there.  Nobody converts such a model, so a missing one is a damaged file here.
+# and computes with what is there.  No converter writes such a model, so a missing one is a damaged file here.
 LLAMACPP_LOADS = {("qwen2", "blk.0.attn_k.bias"): True, ("stablelm", "blk.0.attn_k.bias"): True,
                   ("glm4", "blk.0.attn_v.bias"): True, ("qwen2moe", "blk.0.attn_q.bias"): True,
                   ("phi3", "rope_factors_short.weight"): True, ("phi3", "rope_factors_long.weight"): True}

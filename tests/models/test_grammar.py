@@ -103,7 +103,7 @@ NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 @pytest.mark.parametrize("n, last", [(12, '"q"?'), (24, '"q"?'), (24, '"q"'), (24, '("q"|"r"|"qr")*')])
 def test_rules_that_double_are_refused_before_they_fill_the_memory(n, last):
-    """2^n ways to read a text: the limit holds while stacks are made, and again for whoever asks again."""
+    """2^n ways to read a text: the limit holds while stacks are made, and for a second caller, too."""
     text = "root ::= a\n" + "\n".join(f"{NAMES[k]} ::= {NAMES[k + 1]} {NAMES[k + 1]}" for k in range(n)) + \
         f"\n{NAMES[n]} ::= {last}"
     assert len(text) < 500

@@ -187,7 +187,7 @@ def test_logits_that_a_user_keeps_do_not_slow_later_tokens():
 
 
 def test_announcing_reads_nothing_from_the_disk(tmp_path):
-    """A sparse file that nobody has read: none of it is in memory afterwards."""
+    """A sparse file that no process has read: none of it is in memory afterwards."""
     with open(tmp_path / "w", "wb") as f:
         f.truncate(8 * MIB)
     data = np.memmap(tmp_path / "w", np.uint8, "r")

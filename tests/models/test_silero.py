@@ -173,7 +173,7 @@ def test_every_cut_and_many_damages_are_typed_errors(small, tmp_path):
         try:
             read_silero(path)
             load_vad(path).free()
-            survivors += 1                                  # a minor version that nobody computes with
+            survivors += 1                                  # a minor version, which no computation uses
         except GgjitError as e:
             assert "damaged.bin" in str(e)
     assert survivors < 60

@@ -90,7 +90,7 @@ def test_guesses_of_any_quality(path, share, monkeypatch):
         got, g = generated(m, prompt, 120, speculative="lookup")
         assert got == want and g.stats["drafted_tokens"] > 0
         assert share not in (0.0, 1.0) or g.stats["accepted_tokens"] == share * g.stats["drafted_tokens"]
-        # somebody else uses the model in between; the end of the context
+        # another call uses the model in between; the end of the context
         for use in (lambda: m.logits([1, 2]), lambda: list(m.generate([3, 4], 3))):
             g = m.generate(prompt, 120, speculative="lookup")
             for _ in range(20):

@@ -178,6 +178,20 @@ def computed(gpu, *outputs):
     return plan, [plan.numpy(t) for t in outputs]
 
 
+def leaves_the_codes(gpu, monkeypatch, w, make):
+    """A product of w with make() takes a launch less than with a kernel that quantises, and has the same bits."""
+    got, n_launches = [], []
+    for found in (cuda_plan.before_product, lambda *args: None):
+        monkeypatch.setattr(cuda_plan, "before_product", found)
+        h = make()
+        plan, values = computed(gpu, gg.mul_mat(w, h), gg.neg(h))
+        got.append(values)
+        n_launches.append(sum(done_by < 0 for done_by in plan._done_by))
+    assert n_launches[1] == n_launches[0] + 1
+    for a, b in zip(*got, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_products_of_one_kind_with_columns_of_their_own(gpu):
     """The codes of one column are not taken for those of another one of its shape."""
     x, z = (random_leaf(gpu, gg.F32, 64, 1) for _ in range(2))
@@ -193,16 +207,7 @@ def test_products_of_one_kind_with_columns_of_their_own(gpu):
 def test_the_node_before_a_product_leaves_the_codes(gpu, monkeypatch, make):
     """The bits of a kernel of its own that quantises, by a launch less; the node's result is there, too."""
     x, z, w = (random_leaf(gpu, *leaf) for leaf in ((gg.F32, 96, 2), (gg.F32, 96, 2), (gg.Q8_0, 96, 8)))
-    got, n_launches = [], []
-    for found in (cuda_plan.before_product, lambda *args: None):
-        monkeypatch.setattr(cuda_plan, "before_product", found)
-        h = make(x, z)
-        plan, values = computed(gpu, gg.mul_mat(w, h), gg.neg(h))
-        got.append(values)
-        n_launches.append(sum(done_by < 0 for done_by in plan._done_by))
-    assert n_launches[1] == n_launches[0] + 1
-    for a, b in zip(*got, strict=True):
-        np.testing.assert_array_equal(a, b)
+    leaves_the_codes(gpu, monkeypatch, w, lambda: make(x, z))
 
 
 def test_a_result_that_is_written_again_is_quantised_again(gpu):
@@ -221,13 +226,5 @@ def test_an_attention_leaves_the_codes_of_all_its_heads(gpu, monkeypatch, n, n_k
     """The bits of a kernel of its own that quantises."""
     monkeypatch.setenv("GGJIT_PIPED", piped)
     q, k, w = (random_leaf(gpu, *leaf) for leaf in ((gg.F32, 32, n, 4), (gg.F16, 32, n_kv, 2), (gg.Q8_0, 128, 8)))
-    got, n_launches = [], []
-    for found in (cuda_plan.before_product, lambda *args: None):
-        monkeypatch.setattr(cuda_plan, "before_product", found)
-        o = gg.reshape_2d(gg.flash_attn_ext(q, k, k, None, 0.2, 0.0, 0.0), 128, n)
-        plan, values = computed(gpu, gg.mul_mat(w, o), gg.neg(o))
-        got.append(values)
-        n_launches.append(sum(done_by < 0 for done_by in plan._done_by))
-    assert n_launches[1] == n_launches[0] + 1
-    for a, b in zip(*got, strict=True):
-        np.testing.assert_array_equal(a, b)
+    leaves_the_codes(gpu, monkeypatch, w, lambda: gg.reshape_2d(
+        gg.flash_attn_ext(q, k, k, None, 0.2, 0.0, 0.0), 128, n))
