@@ -23,8 +23,7 @@ from ggjit.ops.cuda.rows import FLOATS
 VIEW_NBYTES, LINE = WORD * V_WORDS, 128
 WARPS = 2 if SMALL_BLOCKS else 8
 STEP, MOST_CODES, MOST_FLOATS = 1024, 16384, 8192      # shared memory is set aside for a column in such steps
-TWO_BLOCKS, FOUR_BLOCKS = 128, 64                      # most registers of a thread, for so many blocks of a processor
-HUNGRY = "f32 q4_1 q5_1 q6_K tq2_0 iq2_xxs iq2_s iq3_xxs iq3_s".split()         # types that would spill with few
+REGISTERS = 128                 # most of a thread: two blocks fit a multiprocessor
 ZERO, ONE = f32(0), f32(1)
 
 
@@ -177,11 +176,6 @@ def make_dots(type, normed):
 def room_for(type, k, normed):
     """Values that shared memory is set aside for; 0: none is."""
     return -(-k // STEP) * STEP if type in BLOCKS or normed else 0
-
-
-def registers_of(type):
-    """Most of a thread."""
-    return TWO_BLOCKS if type.name in HUNGRY else FOUR_BLOCKS
 
 
 def fits(x, weights, matrices):

@@ -63,7 +63,7 @@ def _launches(d, type, k, normed, coded=False):
     which, most = GLU(int(d.op_params[0])), column.room_for(type, k, normed)
     name = f"{'rms_norm_' * normed}mul_mat_{which.name.lower()}_{type.name}{f'_{most}' * (most > 0)}{'_codes' * coded}"
     made = Launch(name, lambda: _make(type, GATES[which], most, normed, coded), (-(-d.ne[0] // ROWS), 1, 1), 32 * WARPS,
-                  registers=column.registers_of(type))
+                  registers=column.REGISTERS)
     if coded:
         return replace(made, work_nbytes=quantize_columns.nbytes(d.ne[0], 1), leaves_result=quantize_columns.CODES),
     return replace(made, coded=lambda: _launches(d, type, k, normed, True)),

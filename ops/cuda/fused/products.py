@@ -65,7 +65,7 @@ def launch(x, matrices):
     type, most = matrices[0].type, column.room_for(matrices[0].type, x.ne[0], True)
     blocks = min(sum(-(-a.ne[1] // ROWS) for a in matrices), MAX_BLOCKS)
     return Launch(f"rms_norm_mul_mat_{len(matrices)}_{type.name}_{most}", lambda: _make(type, len(matrices), most),
-                  (blocks, 1, 1), 32 * WARPS, registers=column.registers_of(type))
+                  (blocks, 1, 1), 32 * WARPS, registers=column.REGISTERS)
 
 
 def _fused(nodes, stored, kernels, n_threads):

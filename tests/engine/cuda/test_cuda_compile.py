@@ -222,8 +222,8 @@ def test_kernels_that_leave_codes_spill_nothing():
 
 
 def runs(type):
-    """(nodes of a run that is one kernel, those that are stored): a gated unit, products of a norm, a product and a sum,
-    a sum and its norm."""
+    """(nodes that are one kernel, those that are stored): a gated unit, q, k and v, a product and a sum, a sum and a
+    norm."""
     x, w, (a, b) = leaf(gg.F32, 2048, 1), leaf(gg.F32, 2048), (leaf(type, 2048, 5632) for _ in range(2))
     total = gg.add(x, leaf(gg.F32, 2048, 1))
     norm = gg.rms_norm(total, 1e-6)
