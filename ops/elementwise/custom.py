@@ -303,7 +303,7 @@ def kernel(t, n_threads):
         raise TypeMismatch(f"an @njit custom op takes scalar types, got {describe(t)} of "
                            f"{', '.join(describe(s) for s in t.src)}; cast them, or use a Python function")
     if f.kind == "njit" and any(x.type is F16 for x in (t, *t.src)):
-        raise TypeMismatch(f"an @njit custom op takes no float16, which Numba has not, got {describe(t)} of "
+        raise TypeMismatch(f"an @njit custom op cannot take float16, which Numba lacks, got {describe(t)} of "
                            f"{', '.join(describe(s) for s in t.src)}; gg.cast(t, gg.F32), or use a Python function")
     n_tasks = int(t.op_params[2])
     return CustomKernel(name=f"custom-{getattr(f.fun, '__name__', 'c')}", make=None, cost=0.0 if n_tasks == 1 else MANY,

@@ -140,7 +140,7 @@ BAD = {
 }
 SAYS = {                                # words of each error
     "add shapes": "add: b must tile a", "add types": "add: b",
-    "unary number": "unary: 99 is no UNARY number (0 to 21)", "unary type": "gelu: source",
+    "unary number": "unary: 99 is not a UNARY number (0 to 21)", "unary type": "gelu: source",
     "glu shapes": "swiglu_split: x and g must have one shape and", "scale type": "scale: source",
     "clamp order": "clamp: min 1.0 is above max -1.0", "norm eps": "norm: eps must not be negative",
     "norm nan": "rms_norm: eps must not be negative", "norm strides": "norm: elements of a row must lie side",
@@ -154,7 +154,7 @@ SAYS = {                                # words of each error
     "get_rows id type": "get_rows: ids", "set_rows width": "set_rows: a and b may differ in ne1 only",
     "set_rows ids": "set_rows: ids must be [b.ne1, divides", "cpy sizes": "cpy: both must have the same number of",
     "cont sizes": "cont: tensor F32 [8, 4] has 32", "cast blocks": "33",
-    "argmax dims": "argmax: the source must be a matrix with", "repeat": "repeat: [12, 4, 1, 1] is no multiple of",
+    "argmax dims": "argmax: the source must be a matrix with", "repeat": "repeat: [12, 4, 1, 1] is not a multiple of",
     "concat dim": "concat: dim must be 0 to 3", "concat sizes": "concat: sizes may differ in dimension 0",
     "concat types": "concat: the types must be equal", "diag_mask": "diag_mask_inf: n_past must not be negative",
     "win_part": "win_part: window must be a whole number",
@@ -179,8 +179,8 @@ SAYS = {                                # words of each error
     "arange nan": "arange: from 0.0 to nan by 1.0 is no", "timestep": "dim must be a whole number from 1",
     "argsort": "argsort: order must be a whole number from", "top_k": "top_k: k must be a whole number from 1",
     "argsort_top_k": "argsort_top_k: k must be a whole number from 0",
-    "upscale mode": "interpolate: mode 0x3 is none of 0, 1, 2, +",
-    "upscale antialias": "interpolate: mode 0x202 is none of 0, 1, 2, +",
+    "upscale mode": "interpolate: mode must be 0, 1 or 2",
+    "upscale antialias": "interpolate: mode must be 0, 1 or 2",
     "cross_entropy": "logits and labels must have one", "adamw": "opt_step_adamw: the weights must be marked as a",
     "im2col channels": "im2col: kernel and data [9, 9, 3, 1]", "im2col type": "im2col: dst_type must be one of (F32,",
     "conv stride": "im2col: s0 must be a whole number from 1",
