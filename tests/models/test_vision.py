@@ -314,7 +314,7 @@ def test_what_does_not_belong_together(small, tmp_path):
             load_model(path, n_threads=1, vision=files.write(name, tmp_path / "w.gguf"))
     with pytest.raises(gg.ModelError, match=r"makes vectors of 32 numbers, .* reads 64"):
         load_model(text, n_threads=1, vision=files.write("mlp", tmp_path / "w.gguf", n_out=32))
-    with pytest.raises(gg.ModelError, match="no vision part .*'llama'"):
+    with pytest.raises(gg.ModelError, match="not a vision part .*'llama'"):
         load_model(text, n_threads=1, vision=text)
     with pytest.raises(gg.ModelError, match="sees or hears beside a model, load_model.model, vision="):
         load_model(files.write("mlp", tmp_path / "w.gguf"), n_threads=1)
