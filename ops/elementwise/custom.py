@@ -125,6 +125,9 @@ def custom_inplace(a: Tensor, args: Sequence[Tensor], fun: Callable[..., Any], n
 def _build(op, type, ne, ndim, src, fun, n_tasks, userdata, view_of=None):
     require_param(is_whole(n_tasks, -1) and n_tasks != 0,
                   f"{op.name.lower()}: n_tasks is -1 (all threads) or positive, got {n_tasks!r}")
+    if None in src:
+        raise TypeMismatch(f"{op.name.lower()}: source {src.index(None)} is None; the function gets every source as an "
+                           f"array, so leave it out (gg.custom takes 1 to {MAX_SRC} sources) or give a tensor")
     f = CustomFunction(fun, userdata)
     f.check_arity(op.name.lower(), len(src))
     key = next(_keys)

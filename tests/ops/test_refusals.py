@@ -136,9 +136,11 @@ BAD = {
     "hint size": lambda: gg.mul_mat_set_hint(gg.mul_mat(_f(12, 12), _f(12, 5)), 1),
     "hint op": lambda: gg.mul_mat_set_hint(_f(8, 8), 1),
     "prec": lambda: gg.mul_mat_set_prec(gg.mul_mat(_f(8, 8), _f(8, 5)), 3),
+    "custom source": lambda: gg.map_custom3(_f(4), None, _f(4), lambda dst, a, b, c, ith, nth: None),
     "flash_attn_back": lambda: gg.flash_attn_back(_f(8, 4), _f(8, 4), _f(4, 8), _f(8, 4), True),
 }
 SAYS = {                                # words of each error
+    "custom source": "map_custom3: source 1 is None",
     "add shapes": "add: b must tile a", "add types": "add: b",
     "unary number": "unary: 99 is not a UNARY number (0 to 21)", "unary type": "gelu: source",
     "glu shapes": "swiglu_split: x and g must have one shape and", "scale type": "scale: source",
