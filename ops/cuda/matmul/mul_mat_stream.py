@@ -9,6 +9,8 @@ no registers and the warp does not wait for them, so more bytes are under way.  
 it is done with these.  The column is quantised once for all products of it (quantize_columns.py); values are those of
 mul_mat_vec, in another order.
 """
+from dataclasses import replace
+
 from numpy import float32 as f32
 
 from ggjit.ops.cuda import quantize_columns
@@ -86,12 +88,12 @@ def _make_units(blocks):
     return two_units
 
 
-def _make(type):
+def _make(type, adds):
     blocks = BLOCKS[type]
     two_units = _make_units(blocks)
     units, block_nbytes, piece_nbytes = type.block // 32, type.nbytes, PIECE // type.block * type.nbytes
     type_block, row_place, place = type.block, place_nbytes(type), ROWS * place_nbytes(type)
-    matrix, column, put, copy = matrix_of(False), column_of(False, 1), put_of(False, 1), _make_copy(type)
+    matrix, column, put, copy = matrix_of(False), column_of(False, 1), put_of(False, 1, adds), _make_copy(type)
     shared, await_copies = core.shared(STAGES * place), core.copies_but(STAGES - 2)
 
     @core.device
@@ -160,6 +162,11 @@ def product(t):
     n_matrices = b.ne[2] * b.ne[3]
     if a.type not in BLOCKS or b.type not in FLOATS or n_matrices > 65535:
         return None
-    blocks = min(-(-a.ne[1] // ROWS), MAX_BLOCKS)
-    return quantize_columns.launch(b), Launch(f"mul_mat_stream_{a.type.name}", lambda: _make(a.type),
-                                              (blocks, 1, n_matrices), LANES)
+    grid = min(-(-a.ne[1] // ROWS), MAX_BLOCKS), 1, n_matrices
+
+    def launch(adds):
+        return Launch(f"mul_mat_stream{'_add' * adds}_{a.type.name}", lambda: _make(a.type, adds), grid, LANES)
+    made = launch(False)
+    if n_matrices == 1:
+        made = replace(made, added=lambda: launch(True))
+    return quantize_columns.launch(b), made
