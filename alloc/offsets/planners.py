@@ -1,7 +1,8 @@
 """`plan_offsets`: buffers with lifetimes -> offsets, as low as time, or a number of search nodes, allows.
 
     section bound -> ggml's best fit -> free canonical descents -> first fit in four orders
-                  -> where many short buffers make stretches near the goal: those first, the rest around them
+                  -> where many short buffers make stretches near the goal: those first, the rest around them; if
+                     that misses the goal, again at capacities between it and the best plan, one each turn
                   -> by turns, with node limits that double, until the goal is met or all is spent:
                          canonical search at the goal, its three rules by turns
                          bisection between the proved bound and the best plan (both are complete: they can prove that
@@ -155,7 +156,7 @@ class Planner:
         self.clock = Clock(clock) if isinstance(clock, int | float) else clock
         self.node_limit, self.nodes, self.seed, self.n_threads = options.node_limit, 0, options.seed, options.n_threads
         self.proved = inst.lower_bound
-        self.ranks = {}
+        self.ranks, self.crowded_failed = {}, 0
         self.best, self.offsets = ggml_best_fit(inst, events)
         self.prepared = self.clock.used         # sorting the buffers takes less time than everything up to here
         self.ggml_peak = self.best
@@ -285,25 +286,44 @@ class Planner:
             for offsets in found:
                 self._keep(int((offsets + self.inst.size).max()), offsets, "local search")
 
-    def _crowded(self):
+    def _crowded(self, cap):
+        """The crowded stretches first, within cap.  Returns the search nodes taken: 0 where no stretch is searched."""
         left = greedy.BIG if self.node_limit is None else self.node_limit - self.nodes
-        peak, offsets, nodes = crowded_first(self.inst, max(self.proved, self.goal), self.best, self.stop, left)
+        peak, offsets, nodes = crowded_first(self.inst, cap, self.best, self.stop, left)
         self.nodes += nodes
         self._keep(peak, offsets, "crowded first")
+        return nodes
+
+    def _narrow_crowded(self):
+        """Crowded stretches first at one capacity, halfway between the last that failed, or the goal, and the best
+        plan.  Returns whether the next step may find more."""
+        soft = max(self.crowded_failed, self.proved - 1, self.goal) + 1
+        if soft >= self.best or self.spent:
+            return False
+        cap = (soft + self.best) // 2
+        searched = self._crowded(cap) > 0
+        if self.best > cap:
+            self.crowded_failed = cap
+        return searched
 
     def _search(self):
         if not self.spent:
-            self._crowded()
+            self._crowded(max(self.proved, self.goal))
         if self.done or self.spent:
             return
         self.search = CanonicalSearch(self.inst, self.stop)
         if not self.search.possible:
+            while self._narrow_crowded():
+                pass
             return
         with contextlib.ExitStack() as held:
             self.pool = held.enter_context(concurrent.futures.ThreadPoolExecutor(self.n_threads)) \
                 if self.n_threads > 1 else None
             limit, local, self.tiles = 2 * self.inst.n, None, {}
             while not self.done and not self.spent:
+                self._narrow_crowded()
+                if self.done:
+                    return
                 before = self.nodes
                 self._try(max(self.proved, self.goal), limit)
                 self._bisect(max(limit // COARSE, 2 * self.inst.n))
