@@ -240,10 +240,9 @@ def _sums(t, tile):
 
 
 def _by_stretches(t):
-    """Are dot products by stretches of k faster, by the processor's rule?"""
+    """Are dot products by stretches of k faster?"""
     a, b = t.src[:2]
-    least, most = choices.stretch_columns()
-    return (a.type is F32 and least <= b.ne[1] <= most and a.ne[0] >= LONG_ROW and a.ne[0] % W == 0
+    return (a.type is F32 and choices.by_stretches(b.ne[1]) and a.ne[0] >= LONG_ROW and a.ne[0] % W == 0
             and b.ne[2] * b.ne[3] == 1 and not choices.are_apart())
 
 
