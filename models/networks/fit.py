@@ -29,7 +29,7 @@ from ggjit.alloc.report import mib
 from ggjit.api.measure_memory import kernel_work_nbytes
 from ggjit.api.rematerialize import BudgetError
 from ggjit.core.arguments import nbytes_of, typed_call
-from ggjit.core.config import default_threads
+from ggjit.core.config import MAX_THREADS, default_threads
 from ggjit.core.kernels_ahead import missing
 from ggjit.core.process_memory import give_back_heap, resident_now
 from ggjit.cpu.cpu_plan import likely_parts, needs
@@ -63,7 +63,7 @@ class Setting:
 
     def __str__(self):
         words = [f"context {self.n_ctx:,}", f"batch {self.n_batch}", f"{self.kv_type} cache",
-                 "repacked where it pays" if self.repack is None else "not repacked"]
+                 {None: "repacked where it pays", True: "repacked", False: "not repacked"}[self.repack]]
         if self.n_gpu_layers is not None:
             words.append("all layers on devices" if self.n_gpu_layers < 0 else f"{self.n_gpu_layers} layers on devices")
         return ", ".join(words + ["experts in host memory"] * self.cpu_moe + ["weights streamed"] * self.streamed +
@@ -237,7 +237,7 @@ class _Search:
 
     def frontier(self, chosen):
         out = {}
-        for kind in self.kinds:
+        for kind in dict.fromkeys((*self.kinds, chosen.kv_type)):
             points = []
             for n in self.contexts[::-1]:
                 c = self(dataclasses.replace(chosen, kv_type=kind, n_ctx=n, n_batch=min(chosen.n_batch, n)))
@@ -278,6 +278,8 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
     known_options("fit", options, OPTIONS)
     if n_batch is not None:
         integer("n_batch", n_batch, 1, MOST)
+    if n_threads is not None:
+        integer("n_threads", n_threads, 1, MAX_THREADS)
     search = _Search(model_file(model), limit, devices, n_threads, options)
     with busy("planning settings"):
         return _found(search, n_ctx, n_batch, kv_type, repack)

@@ -38,7 +38,8 @@ SHAPES = {
 
 
 def _unknown(name):
-    return ModelError(f"no file and no shape {str(name)!r}{nearest(str(name), SHAPES)}; shapes: {', '.join(SHAPES)}")
+    return ModelError(f"{str(name)!r} is neither a file nor a shape{nearest(str(name), SHAPES)}; shapes: "
+                      f"{', '.join(SHAPES)}")
 
 
 class ShapeFile:
@@ -91,8 +92,8 @@ def model_file(model):
         return model
     model = EMBEDDED if model is None else model
     if not isinstance(model, str | os.PathLike):
-        raise TypeMismatch(f"a model is planned from its file: a path, not a {type(model).__name__}; of a network that "
-                           f"was loaded, m.file.path")
+        raise TypeMismatch(f"a model is planned from its file: expected a path, got {type(model).__name__}; of a "
+                           f"network that was loaded, m.file.path")
     if model in SHAPES:
         return ShapeFile(model)
     if not os.path.exists(model):

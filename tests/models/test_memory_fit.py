@@ -85,9 +85,12 @@ def test_what_is_given_stays(shape):
     found = gg.fit(shape, memory=beside(1.3e9), n_ctx=512, n_batch=64, kv_type="q5_1", n_seqs=4, n_threads=1)
     given = {"kv_type": "Q5_1", "n_seqs": 4, "n_threads": 1}
     assert given.items() <= found.options.items(), "what load_model needs besides"
+    assert "Q5_1" in found.frontier()
     with pytest.raises(gg.ParamError, match="override_tensor: say which devices there are"):
         gg.fit(shape, memory=beside(1.3e9), override_tensor={"ffn": "CPU"})
     found = gg.fit(shape, memory=beside(7e8), n_ctx=2048)
+    assert {repack: str(Setting(8, repack=repack)).split(", ")[-1] for repack in (None, True, False)} == \
+        {None: "repacked where it pays", True: "repacked", False: "not repacked"}
     over = [c for c in found.others if "above the limit" in c.why]
     assert over and all(c.nbytes > found.limit for c in over)
 
@@ -114,9 +117,11 @@ def test_wrong_arguments_are_refused(shape):
             gg.fit(shape, memory=bad)
     with pytest.raises(gg.ParamError, match="memory is needed"):
         gg.fit(shape)
-    with pytest.raises(gg.TypeMismatch, match="from its file: a path, not a dict"):
+    with pytest.raises(gg.TypeMismatch, match="from its file: expected a path, got dict"):
         gg.fit({}, memory=1e9)
-    for bad, why in (({"n_batch": "x"}, "n_batch must be an integer"), ({"n_gpu_layers": 1}, "unknown option 'n_gpu_l"),
+    for bad, why in (({"n_batch": "x"}, "n_batch must be an integer"),
+                     ({"n_threads": "4"}, "n_threads must be an integer"),
+                     ({"n_gpu_layers": 1}, "unknown option 'n_gpu_l"),
                      ({"devices": 5}, "devices takes"), ({"n_contexts": 1}, "unknown option 'n_contexts'")):
         with pytest.raises((gg.ParamError, gg.TypeMismatch), match=why):
             gg.fit(shape, memory=1e9, **bad)
