@@ -20,7 +20,7 @@ from ggjit.ops.native.node import CHUNK, aborted, chunk_rows, next_rows, wait_wh
 
 CHUNKS = 8                              # chunks of a thread; fewer where all of them do not fit a word
 BITS = 64
-LIGHT_NANOSECONDS = 4000                # of a chunk at least, where rows are light: asking takes 0.1 to 0.6 us
+LIGHT_NANOSECONDS = 4000                # of a chunk of light rows at least: asking for it takes a part of that
 
 
 @intrinsic
