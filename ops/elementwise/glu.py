@@ -27,7 +27,7 @@ from ggjit.ops.elementwise.unary import DERIVATIVES, FUNCTIONS
 from ggjit.ops.native import mathfun
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, SRC1, nb, ne, param_f32, param_i32, row_addr, row_index
-from ggjit.ops.native.row_loops import AFFINITY, over_chunks
+from ggjit.ops.native.row_loops import LIGHT, over_chunks
 from ggjit.ops.native.simd import W, fma_ir, splat
 from ggjit.ops.types.shared.rows import ROW
 
@@ -104,7 +104,7 @@ def _node(name, op, a, b, swapped, alpha=0.0, limit=0.0):
     try:
         op = GLU(op)
     except ValueError:
-        raise ParamError(f"{name}: {op!r} is no GLU number (0 to {len(GLU) - 1})") from None
+        raise ParamError(f"{name}: {op!r} is not a GLU number (0 to {len(GLU) - 1})") from None
     for x in (a,) if b is None else (a, b):
         require_type(name, x, (F32, F16))
         require(is_contiguous(x, 1), f"{name}: rows must be contiguous", x, remedy="use gg.cont first")
@@ -253,7 +253,7 @@ def _make(op, ty, split):
             row(row_addr(d, i1, i2, i3), x, g, n0 * run, alpha, limit)
             r += run
         return OK
-    return over_chunks(rows, chunking=AFFINITY)
+    return over_chunks(rows, chunking=LIGHT)
 
 
 def kernel(t, n_threads):
