@@ -160,7 +160,7 @@ class _Search:
         self.n_threads = default_threads() if n_threads is None else n_threads
         self.sizes = device_sizes(devices)
         self.measured, self._missing = {}, {}
-        self.near = 0                           # the last number of layers that was found, as a place's number
+        self.near = None                        # the last number of layers that was found, as a place's number
 
     def __call__(self, setting):
         if setting not in self.measured:
@@ -292,16 +292,9 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
         integer("n_ctx", n, 1, MOST)
     kinds = search.kinds if kv_type is None else (str(kv_type).upper(),)
     tried = []
-    for streamed, kind, n in itertools.product((False, True), kinds, search.contexts):
+    for kind, n, streamed in _that_may_fit(search, kinds, tried, n_batch, repack):
         batches, repacks = _ways(n, n_batch, repack, streamed)
-        lean = search(Setting(n, batches[-1], True, kind, repacks[-1], *_places(search)[0], streamed))
-        if search.over_limit(lean.compiled):
-            tried.append(lean)
-            continue
-        for place in _places_that_hold(search, lean.setting, tried):
-            if search.over_limit(search(place).compiled):
-                tried.append(search(place))
-                continue
+        for place in _lean(search, n, kind, streamed, tried, batches[-1], repacks[-1]):
             for packed, batch in itertools.product(repacks, batches):
                 c = search(dataclasses.replace(place, n_batch=batch, repack=packed))
                 if not search.over(c):
@@ -309,6 +302,31 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
                     return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
                 tried.append(c)
     raise _too_little(search, _least(search, n_batch, kinds, repack))
+
+
+def _that_may_fit(search, kinds, tried, n_batch, repack):
+    """Yield (cache type, context, streamed), best first.  Where the shortest context does not fit, no longer one is
+    planned; where the smallest type does not, no other one."""
+    def may(kind, streamed):
+        n = search.contexts[-1]
+        batches, repacks = _ways(n, n_batch, repack, streamed)
+        return _lean(search, n, kind, streamed, tried, batches[-1], repacks[-1])
+    for streamed in (False, True):
+        if len(kinds) == 1 or may(kinds[-1], streamed):
+            for kind in kinds:
+                if len(search.contexts) == 1 or may(kind, streamed):
+                    yield from ((kind, n, streamed) for n in search.contexts)
+
+
+def _lean(search, n, kind, streamed, tried, batch, repack):
+    """Settings of the least memory, one for each place in which such a setting stays within the limit."""
+    first = search(Setting(n, batch, True, kind, repack, *_places(search)[0], streamed))
+    if search.over_limit(first.compiled):
+        tried.append(first)
+        return []
+    places = [search(s) for s in _places_that_hold(search, first.setting, tried)]
+    tried += [c for c in places if search.over_limit(c.compiled)]
+    return [c.setting for c in places if not search.over_limit(c.compiled)]
 
 
 def _too_little(search, least):
@@ -357,15 +375,22 @@ def _places_that_hold(search, lean, tried):
     some = places[len(whole):]
     found = [place for place in whole if held(place)]
     if some:
+        search.near = _near(search, lean, len(some)) if search.near is None else search.near
         search.near = _first(lambda k: held(some[k]), len(some), search.near)
         found.append(some[search.near])
     return [dataclasses.replace(lean, n_gpu_layers=n, cpu_moe=moe) for n, moe in found]
 
 
+def _near(search, lean, n_places):
+    """About where the number of layers is that devices hold, by the bytes of all layers."""
+    whole = sum(search(dataclasses.replace(lean, n_gpu_layers=-1, cpu_moe=False)).devices.values())
+    return min(int(n_places * max(1 - sum(search.sizes.values()) / max(whole, 1), 0)), n_places - 1)
+
+
 def _least(search, n_batch, kinds, repack):
     """Of the candidates of the shortest context that devices hold, the one that takes the least: the kernels of another
     batch, cache or layout may be there."""
-    n, least = search.contexts[-1], None
+    n, least, anew = search.contexts[-1], None, set()   # anew: kernels that are to be compiled
     for streamed, kind in itertools.product((True, False), kinds):
         batches, repacks = _ways(n, n_batch, repack, streamed)
         lean = Setting(n, batches[-1], True, kind, repacks[-1], streamed=streamed)
@@ -373,10 +398,15 @@ def _least(search, n_batch, kinds, repack):
             if least is not None and search(place).running_nbytes >= least.nbytes:
                 continue
             for packed in repacks:
-                tried = [search(dataclasses.replace(place, n_batch=batches[-1], repack=packed))]
-                if tried[0].compiling:          # a larger batch takes more but for that
-                    tried += [search(dataclasses.replace(tried[0].setting, n_batch=b)) for b in batches[:-1]]
-                least = min(filter(None, (least, *tried)), key=lambda c: (bool(search.over_devices(c)), c.nbytes))
+                for batch in batches[::-1]:             # a larger one takes more, but for compiling
+                    kernels = kind, packed, batch, place.n_gpu_layers == -1
+                    if batch > batches[-1] and kernels in anew:
+                        continue
+                    c = search(dataclasses.replace(place, n_batch=batch, repack=packed))
+                    least = min(filter(None, (least, c)), key=lambda c: (bool(search.over_devices(c)), c.nbytes))
+                    if not c.compiling or c.running_nbytes > least.nbytes:
+                        break
+                    anew.add(kernels)
     return least
 
 
@@ -415,7 +445,8 @@ def _longer(search, chosen, tried):
 
 def _others(search, chosen, tried):
     """The settings that were tried, then those near the choice, each with the reason against it."""
-    s, out = chosen.setting, [dataclasses.replace(c, why=search.over(c)) for c in tried]
+    s = chosen.setting
+    out = [dataclasses.replace(c, why=search.over(c)) for c in {c.setting: c for c in tried}.values()]
     near = [(dataclasses.replace(s, flash=False), "attention scores take memory, and it is slower")]
     if s.kv_type == "F16" and "Q8_0" in search.kinds:
         near.append((dataclasses.replace(s, kv_type="Q8_0"), "rounds keys and values without need"))

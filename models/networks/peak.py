@@ -23,6 +23,7 @@ from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.memory import MemoryUse, expected
 from ggjit.models.networks.load import EMBEDDED, network_of
+from ggjit.models.networks.placement.offload import names_devices
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import BY_NAME
@@ -163,7 +164,7 @@ def of_picture(vision, width, height, n_threads):
 def null_network(file, devices=(), n_gpu_layers=None, **options):
     """The network of an opened file on NULL devices.  devices, n_gpu_layers: as model_peak; options: of LoadOptions."""
     gpus = null_devices(devices)
-    placed = {"n_gpu_layers": n_gpu_layers, "override_tensor": options.get("override_tensor")}
+    placed = {"n_gpu_layers": n_gpu_layers, "override_tensor": names_devices(options.get("override_tensor"))}
     if not gpus and any(placed.values()):
         raise ParamError(f"{next(filter(placed.get, placed))}: say which devices there are, "
                          'devices={"GPU0": "24G"}')
