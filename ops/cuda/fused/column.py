@@ -134,6 +134,13 @@ def row_of(a, row):
     return addr(a) + min(row, ne(a, 1) - 1) * nb(a, 1)
 
 
+@core.device
+def opaque(offset):
+    """The offset, of 32 bits, as a number that a compiler knows nothing about: an address with it is one register, and
+    what is read near it needs no other.  The compiler would keep a sum for each of these places over the loops."""
+    return core.dp4a(0, 0, offset)
+
+
 def _quantised_dots(type):
     words, units, nbytes = BLOCKS[type].words, type.block // 32, type.nbytes
     unit = make_unit(BLOCKS[type], core.lds_i32x4, core.lds_i32, core.lds_f32)
@@ -143,7 +150,7 @@ def _quantised_dots(type):
         i, s, t = core.thread() & 31, ZERO, ZERO
         while i < k >> 5:
             block = i // units
-            u, at, first = i - block * units, block * nbytes, block * units * 32
+            u, at, first = i - block * units, opaque(block * nbytes), block * units * 32
             w, v = words(p + at, u), words(q + at, u)
             s += unit(p + at, u, w, x, scales, first)
             t += unit(q + at, u, v, x, scales, first)
