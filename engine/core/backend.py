@@ -146,6 +146,10 @@ class Backend(Handle, HtmlRepr):
         """Bytes of host memory that the node's kernel works in and that may lie with the graph's tensors."""
         return 0
 
+    def working_buffers(self):
+        """{name: buffers on the device besides those of graphs}: what its kernels work in, what its plans consist of."""
+        return {}
+
     def alloc_buffer(self, size):
         """A buffer of the default type (ggml_backend_alloc_buffer)."""
         return alloc_buffer(self.default_buffer_type, size)

@@ -97,6 +97,8 @@ class CUDAPlan(Plan):
         self._walk = None if backend.persistent else "the backend was made without persistent=1"
         self._graph = _Graph()
         weakref.finalize(self, _free_graph, backend.device, self._graph).atexit = False
+        with backend.lock:
+            backend.plans.add(self)
 
     def _check_address(self, t, buf, offs):
         if (offs - t.view_offs) % ALIGNED:
@@ -111,6 +113,11 @@ class CUDAPlan(Plan):
 
     def _work_buffer(self):
         return self.backend.work(self.work_nbytes)
+
+    def working_buffers(self):
+        """Memory of the device that the plan itself consists of."""
+        walk = self._walk
+        return [self._device_rows, *([walk.table] if isinstance(walk, PlanWalk) else ())]
 
     def _rows_written(self, memory):
         self._send_rows()

@@ -258,7 +258,7 @@ class CUDABackend(Backend):
         device.use()
         self.stream = self.cuda.cuStreamCreate(self.cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self.lock = threading.RLock()           # plans share scratch memory: one submits at a time
-        self._work = None
+        self._work, self._works, self.plans = None, weakref.WeakSet(), weakref.WeakSet()
         self._ran, self._held = {}, []          # plans run and host memory in use since the last synchronize
         weakref.finalize(self, device.release, device.destroy_stream, (self.stream, self._held)).atexit = False
         device.add_backend(self)
@@ -267,7 +267,14 @@ class CUDABackend(Backend):
         """Scratch memory shared by the plans of this stream; plans keep what they were resolved with."""
         if self._work is None or self._work.size < nbytes:
             self._work = CUDABuffer(self.device.buffer_type(), nbytes)
+            self._works.add(self._work)
         return self._work
+
+    def working_buffers(self):
+        """Scratch memory, also what older plans keep; of each plan its rows and the table of its walker."""
+        with self.lock:
+            works, plans = list(self._works), list(self.plans)
+        return {"kernel work": works, "plans": [buf for plan in plans for buf in plan.working_buffers()]}
 
     @functools.cached_property
     def cublas(self):

@@ -21,12 +21,15 @@ MOST_SPILLED = 64               # bytes of a thread: what sines of large angles 
 
 
 class PlanWalk:
-    """`launch(stream)` submits the plan.  rows: the table; n_blocks: of the walker; function: its handle."""
+    """`launch(stream)` submits the plan.
 
-    def __init__(self, rows, counter, function, n_blocks, threads):
-        self.rows, self.n_blocks, self._counter, self._function = rows, n_blocks, counter, function
+    rows: the table; table: the buffer that has it, behind a counter; n_blocks: of the walker; function: its handle.
+    """
+
+    def __init__(self, rows, table, function, n_blocks, threads):
+        self.rows, self.n_blocks, self.table, self._function = rows, n_blocks, table, function
         self._shape = n_blocks, 1, 1, threads, 1, 1, walk_table.shared_nbytes(rows)
-        self._argument = argument_of(counter.base + walk_table.COUNTER_NBYTES)
+        self._argument = argument_of(table.base + walk_table.COUNTER_NBYTES)
 
     def launch(self, stream):
         driver().cuLaunchCooperativeKernel(self._function, *self._shape, stream, self._argument[0])

@@ -8,6 +8,8 @@
     KV cache, state         anonymous               what layers keep of texts
     compute                 anonymous               results of nodes, as planned
     kernel work             anonymous               scratch memory of kernels, one buffer for the process
+    kernel work in DEVICE                           the same of a stream of a device; a term of m.memory() alone
+    plans in DEVICE                                 the rows of its plans and tables of walkers; of m.memory() alone
     inputs                  anonymous               token ids, positions, masks of the planned graphs
     logits                  anonymous               arrays that were handed out and are still in use
     tokenizer               both                    the vocabulary as the tokenizer holds it
@@ -169,6 +171,12 @@ def terms_of_buffers(name, buffers, about=""):
             elsewhere[buf.buft.name] = elsewhere.get(buf.buft.name, 0) + buf.size
     return [term_of(name, host, about=about),
             *(MemoryTerm(name, nbytes, device=device) for device, nbytes in elsewhere.items())]
+
+
+def terms_of_backends(backends):
+    """MemoryTerms of what kernels and plans take on devices."""
+    return [term for b in backends for name, buffers in b.working_buffers().items()
+            for term in terms_of_buffers(name, buffers)]
 
 
 def terms_of_leaves(name, leaves):

@@ -30,6 +30,7 @@ from ggjit.models.networks.base.memory import (
     expected_in,
     process_term,
     term_of,
+    terms_of_backends,
     terms_of_buffers,
     unique_memory,
 )
@@ -373,6 +374,7 @@ class Network(OnlySome):
                 *terms_of_buffers("adapters", adapters), *self._kept_terms(),
                 *terms_of_buffers("compute", self._compute_buffers()),
                 term_of("kernel work", work_memory(), about="of all models of the process"),
+                *terms_of_backends(self.scheduler.backends if self.scheduler is not None else [self.backend]),
                 term_of("inputs", unique_memory([b._arena for b in inputs.values() if b._arena is not None])),
                 term_of("logits", self._handed_out.arrays(), about="in use by the caller"),
                 self.growth_of_text.term("tokenizer"), *self._code.terms_with_free("code", self._before),

@@ -230,7 +230,7 @@ def test_the_simulator_sees_a_wait_that_is_missing(persistent, monkeypatch):
 
 
 def run_rows(backend, found, rows):
-    backend.send(found._counter.base + walk_table.COUNTER_NBYTES, rows.ravel().view(np.uint8))
+    backend.send(found.table.base + walk_table.COUNTER_NBYTES, rows.ravel().view(np.uint8))
     found.launch(backend.stream)
     try:
         backend.synchronize()
