@@ -105,6 +105,7 @@ def test_a_model_loaded_onto_the_gpu(tmp_path):
             got, want = (x.capture("blk.1.l_out", [5])["blk.1.l_out"] for x in (g, m))
             assert nmse(got, want) < 1e-5
         assert [b.buft.name for b in (*g.weights.buffers, g.kv_buffer)] == ["CUDA0"] * 2
+        assert {"kernel work", "plans"} <= g.memory().devices["CUDA0"].keys()
 
 
 def taken(device):
@@ -131,6 +132,7 @@ def test_a_graph_takes_the_memory_that_is_announced(params):
     table = plan._walk.table.size if params else 0
     assert arena == says and plan.work_nbytes > 0
     assert own == plan.work_nbytes + WORD * (plan.rows.size + cuda_plan.STATUS_WORDS) + table
+    assert own == sum(buf.size for bufs in backend.working_buffers().values() for buf in bufs)
 
 
 def test_a_model_takes_the_memory_that_is_announced(tmp_path, gpu):
