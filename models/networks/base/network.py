@@ -368,7 +368,7 @@ class Network(OnlySome):
     def _memory_terms(self):
         adapters = [b for a in self.weights.adapters for b in a.buffers]
         inputs = {id(b): b for step in self._steps.plans() for b in step.ctx.buffers}
-        return [term_of("weights", [b._arena for b in self.weights.buffers], about=MAPPED),
+        return [*terms_of_buffers("weights", self.weights.buffers, MAPPED),
                 *terms_of_buffers("weights", self.weights.moved),
                 *terms_of_buffers("repacked weights", self.weights.repack_buffers, MAPPED * self.weights.maps_layout),
                 *terms_of_buffers("adapters", adapters), *self._kept_terms(),
