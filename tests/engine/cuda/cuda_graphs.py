@@ -109,7 +109,8 @@ def test_a_model_loaded_onto_the_gpu(tmp_path):
 
 
 def taken(device):
-    """[bytes] of the driver's pieces of device memory, the address of each."""
+    """{address: bytes} of the driver's pieces of device memory, without what waits for Python's collector."""
+    gc.collect()
     device.collect()
     return {base: nbytes for base, (_, nbytes, owner) in simulated_driver._memory.items() if owner is not None}
 
