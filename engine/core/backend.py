@@ -147,7 +147,7 @@ class Backend(Handle, HtmlRepr):
         return 0
 
     def working_buffers(self):
-        """{name: buffers on the device beside those of graphs}: what its kernels work in, what its plans are made of."""
+        """{name: buffers on the device beside those of graphs}: what kernels work in, what plans are made of."""
         return {}
 
     def alloc_buffer(self, size):
