@@ -21,6 +21,7 @@ from helpers.processes import ggjit, python, result
 from helpers.sample import SEED
 
 from ggjit.core.process_memory import heap_free, is_cached, process_memory, resident
+from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models import load_model, smollm2_path
 from ggjit.models.files import smollm2
 from ggjit.models.files.mapped_file import map_file
@@ -151,6 +152,21 @@ def test_masks_of_all_graphs_share_their_memory(loaded):
     steps = m._steps.plans()
     masks = [a for step in steps for name, a in step.inputs.items() if "mask" in name]
     assert len(masks) >= 2 and all(np.shares_memory(masks[0], a) for a in masks)
+
+
+def test_plans_that_are_given_up_take_no_memory(loaded):
+    """Only the last few of many are kept, and counted."""
+    m = loaded
+
+    def read(n):
+        m.reset()
+        m.decode([1] * n)
+    for n in range(63, 31, -1):
+        read(n)
+    m._steps, before = PlanCache(2), m._code.term("code").anonymous
+    for n in 2 * [*range(32, 64)]:
+        read(n)
+    assert len(m._steps) == 2 and m._code.term("code").anonymous < before + MIB
 
 
 def test_pages_count_when_they_are_touched():

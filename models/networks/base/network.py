@@ -248,6 +248,7 @@ class Network(OnlySome):
                 else:
                     plan = inside.hooked_plan(self, inputs, results)
             result, *more = [y for y in results if not _is_kept(y)] or results
+            self._steps.make_room()             # here, since the memory of a plan that goes is no growth any more
             return Step(ctx, inputs, result, plan, more)
 
     def within_arena(self, graph):
