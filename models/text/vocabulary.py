@@ -3,6 +3,7 @@
 A kind of vocabulary is a subclass that says which `tokenizer.ggml.model` it reads: `class X(Tokenizer, models=("x",))`.
 """
 import codecs
+import contextlib
 import functools
 import operator
 import re
@@ -55,6 +56,7 @@ class Tokenizer:
     """
     ADD_BOS, ADD_EOS, ADD_SPACE_PREFIX, CLEAN_SPACES = False, False, False, False
     DEFAULT_IDS = {}            # where the file names none (llama.cpp's defaults)
+    building = contextlib.nullcontext()             # entered while tables are made, which may count their memory
 
     def __init_subclass__(cls, models=()):
         KINDS.update(dict.fromkeys(models, cls))
@@ -245,19 +247,16 @@ class Tokenizer:
         raise NotSupported(f"{type(self).__name__} has no bytes")
 
     # ---------------------------------------------------------------- the vocabulary
-    @property
-    def is_built(self):
-        """Was a text encoded before?  The first call makes the tables."""
-        return "_to_ids" in vars(self)
-
     @functools.cached_property
     def _to_ids(self):
-        if len(self._vocab) < self.n_vocab:
-            seen = {}
-            for id, text in enumerate(self._tokens):
-                if seen.setdefault(text or _name_empty(id), id) != id:
-                    self._bad(f"tokens {seen[text or _name_empty(id)]} and {id} are both {text!r}")
-        return self._build()
+        """Made when a text is encoded for the first time."""
+        with self.building:
+            if len(self._vocab) < self.n_vocab:
+                seen = {}
+                for id, text in enumerate(self._tokens):
+                    if seen.setdefault(text or _name_empty(id), id) != id:
+                        self._bad(f"tokens {seen[text or _name_empty(id)]} and {id} are both {text!r}")
+            return self._build()
 
     @functools.cached_property
     def _tokens(self):

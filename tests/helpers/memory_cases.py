@@ -3,22 +3,25 @@
     python -c "from helpers.memory_cases import main; main()" announced|taken NAME FOLDER
 """
 import gc
+import importlib
 import json
 import os
 import pathlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 import ggjit as gg
 from ggjit.core.process_memory import process_memory
-from ggjit.models import load_model, load_speech, smollm2_path
+from ggjit.models import load_model, load_speech, quantize_gguf, smollm2_path
 from ggjit.models.files import kept_layout
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks.finetune import Finetuning, new_adapter
 from ggjit.models.networks.parts.kv_cells import KV_STEP
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.native.jit import CACHE
+from ggjit.tools.serve.warming import warm_up
 from helpers import arch_files, devices
 from helpers.paths import SHARED
 
@@ -63,6 +66,61 @@ class Together(Case):
             for _ in m.generate([rng.integers(0, m.n_vocab, n_prompt).tolist() for _ in range(self.n)],
                                 n_predict=32, ignore_eos=True):
                 pass
+
+
+class Served(Case):
+    """`ggjit serve` with places for n texts; as many clients at once send prompts, which fill the cache with the
+    answers."""
+    N_ANSWER = 32
+
+    def __init__(self, model, n_ctx, n):
+        super().__init__(model, n_ctx, n_seqs=n, n_cells=n * n_ctx)
+        self.n = n
+
+    def announced(self, path):
+        self.options["warm"] = True
+        return super().announced(path)
+
+    def load(self, path):
+        m = super().load(path)
+        warm_up(m)
+        return m
+
+    def run(self, m):
+        from helpers.served import ask, serving
+        m.tokenize("Once upon a time")
+        rng = np.random.default_rng(3)
+        prompts = [rng.integers(0, m.n_vocab, self.n_ctx - self.N_ANSWER).tolist() for _ in range(self.n)]
+        with serving(m) as (client, _), ThreadPoolExecutor(self.n) as clients:
+            list(clients.map(lambda ids: ask(client, prompt=ids, max_tokens=self.N_ANSWER, ignore_eos=True), prompts))
+
+
+class Drafted(Case):
+    """Another model guesses for it."""
+
+    def announced(self, path):
+        self.options["draft"] = smollm2_path()
+        return super().announced(path)
+
+    def load(self, path):
+        m = super().load(path)
+        self.draft = super().load(smollm2_path())
+        return m
+
+    def run(self, m):
+        ids = m.tokenize("Once upon a time there was a " * self.n_ctx)[:self.n_ctx - 40]
+        for _ in m.generate(ids, n_predict=32, temp=0.0, ignore_eos=True, speculative=self.draft):
+            pass
+
+    def use(self, m):
+        return m.memory() + self.draft.memory()
+
+
+class Seeing(Case):
+    """With a vision part, and a picture in the prompt."""
+
+    def announced(self, path):
+        return super().announced(path)
 
 
 class Embedded(Case):
@@ -139,6 +197,18 @@ def smollm2(folder):
     return str(smollm2_path())
 
 
+def with_libraries_of_a_server(folder):
+    importlib.import_module("helpers.served")
+    return smollm2(folder)
+
+
+def q4_k_m(folder):
+    path = pathlib.Path(folder) / "q4_k_m.gguf"
+    if not path.exists():
+        quantize_gguf(smollm2_path(), path, "Q4_K_M", requantize=True, progress=False)
+    return str(path)
+
+
 def random_model(name):
     def write(folder):
         path = pathlib.Path(folder) / f"{name}.gguf"
@@ -184,6 +254,8 @@ CASES = {
     "Whisper": Heard(whisper),
     "4 texts": Together(smollm2, 2048, 4, 2048),
     "16 texts": Together(smollm2, 512, 16, 8192),
+    "Q4_K_M": Case(q4_k_m, 1024),
+    "a draft model": Drafted(q4_k_m, 1024),
     "two devices": OnTwoDevices(smollm2, 1024),
 }
 

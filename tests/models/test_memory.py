@@ -154,6 +154,12 @@ def test_masks_of_all_graphs_share_their_memory(loaded):
     assert len(masks) >= 2 and all(np.shares_memory(masks[0], a) for a in masks)
 
 
+def test_tables_of_the_tokenizer_count_whoever_asks_for_them():
+    with load_model(None, n_threads=1, n_ctx=64) as m:
+        m.tokenizer.encode("Emma")
+        assert m.memory().terms["tokenizer"] > MIB / 4
+
+
 def test_plans_that_are_given_up_take_no_memory(loaded):
     """Only the last few of many are kept, and counted."""
     m = loaded

@@ -1,5 +1,6 @@
 """gg.fit: the best setting within a limit, why not the others, and that the run it proposes stays below it."""
 import dataclasses
+import gc
 import itertools
 import json
 import random
@@ -15,6 +16,7 @@ import ggjit as gg
 from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models import smollm2_path
 from ggjit.models.files import smollm2
+from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.fit import BATCHES, KV_TYPES, Candidate, Fit, Setting, _first, _found, _Search
 from ggjit.ops.core import machine
 
@@ -100,6 +102,14 @@ def test_too_little_says_the_least_that_is_enough(model, asked):
         assert f"use memory={e.value.minimum} or more" in str(e.value)
         found = gg.fit(model, memory=e.value.minimum, **asked)      # while the error is kept
         assert found.nbytes <= found.limit == e.value.minimum
+
+
+def test_a_fit_that_is_kept_holds_no_file():
+    """Nor its vocabulary; what needs it opens it again."""
+    found = gg.fit(None, memory=beside(4e8), n_ctx=256)
+    gc.collect()
+    assert not any(isinstance(x, GGUFFile) and str(x.path) == found.title for x in gc.get_objects())
+    assert found.frontier() and "file" not in vars(found._search)
 
 
 def test_the_command_accepts_the_least_that_it_names():

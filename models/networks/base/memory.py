@@ -35,8 +35,9 @@ from ggjit.ops.core.types import F32
 # bytes of a file that the system maps, at least, around each page that is read (fault_around_bytes); places of a table
 # that are read to find out
 AROUND, N_TOUCHED = 1 << 16, 64
-PROCESS = "Python and libraries"
-COUNTED = "tokenizer", "code", PROCESS          # terms that are measured, not computed from sizes
+TOKENIZER, WORK, FREE, PROCESS = "tokenizer", "kernel work", "free", "Python and libraries"
+SHARED = WORK, FREE, PROCESS                    # terms of the process, not of a model
+COUNTED = TOKENIZER, "code", PROCESS          # terms that are measured, not computed from sizes
 # of code: what any model's kernels and modules take; objects and rows of a plan, per node of the first and of each;
 # and what loading leaves free on the heap, where the first plans lie.  Measured, within 3 MB, on the models of a test.
 KERNELS_NBYTES, FIRST_NODE_NBYTES, NODE_NBYTES, FREE_NBYTES = 7 << 19, 3000, 1350, 9 << 19
@@ -93,6 +94,17 @@ class MemoryUse:
     def total(self):
         """Bytes of the whole process, by the terms."""
         return sum(self.terms.values())
+
+    def __add__(self, other):
+        """Of two models in one process, this one loaded before the other: what models share counts once."""
+        rows = {row.name: row for row in other.rows if row.name in SHARED}
+        mine = [max(row, rows.get(row.name, row), key=lambda r: r.nbytes) if row.name == WORK else row
+                for row in self.rows]
+        return MemoryUse([*mine, *(row for row in other.rows if row.name not in SHARED)], self.process, self.title)
+
+    def without_tokenizer(self):
+        """Of a draft model, which reads the token ids of another."""
+        return MemoryUse([row for row in self.rows if row.name != TOKENIZER], self.process, self.title)
 
     @property
     def devices(self):
@@ -259,7 +271,7 @@ class Growth:
         free = heap_free() - before[2]
         anonymous, file = max(self.anonymous + min(free, 0), 0), max(self.file, 0)
         return [MemoryTerm(name, anonymous + file, anonymous, file),
-                MemoryTerm("free", max(free, 0), max(free, 0), about="on the heap, for what comes next")]
+                MemoryTerm(FREE, max(free, 0), max(free, 0), about="on the heap, for what comes next")]
 
 
 def process_term(before):
@@ -270,11 +282,12 @@ def process_term(before):
 
 
 # ---------------------------------------------------------------- what will be in memory
-def expected(m, graph, arenas, work_nbytes, n_logits, before):
+def expected(m, graph, arenas, work_nbytes, n_logits, before, n_plans=None):
     """[MemoryTerm] of the network `m`, loaded on NULL devices, once it has run `graph`, its largest, and handed out
     logits of n_logits tokens.
 
-    arenas: {device, None for the host: bytes}; before: (anonymous, file) bytes of the process before it is loaded.
+    arenas: {device, None for the host: bytes}; before: (anonymous, file) bytes of the process before it is loaded;
+    n_plans: kept ones, where they are not those of texts as long as the context.
     """
     file, weights, adapters = m.file, m.weights, weights_of_adapters(m)
     header = getattr(file, "data_offs", 0)
@@ -293,12 +306,12 @@ def expected(m, graph, arenas, work_nbytes, n_logits, before):
             *m.expected_kept(),
             *(host("compute", n) if device is None else MemoryTerm("compute", n, device=device)
               for device, n in arenas.items()),
-            host("kernel work", work_nbytes),
+            host(WORK, work_nbytes),
             host("inputs", sum(a.nbytes for a in unique_memory(
                 b._arena for b in inputs.values() if b._arena is not None))),
-            host("code", code_nbytes(len(graph), m.n_plans) + PACKING_NBYTES * weights.maps_layout),
+            host("code", code_nbytes(len(graph), n_plans or m.n_plans) + PACKING_NBYTES * weights.maps_layout),
             host("logits", n_logits * m.n_vocab * F32.nbytes, "while the caller uses them"),
-            MemoryTerm("tokenizer", anonymous + of_file, anonymous, of_file), process_term(before)]
+            MemoryTerm(TOKENIZER, anonymous + of_file, anonymous, of_file), process_term(before)]
 
 
 def code_nbytes(n_nodes, n_plans):
