@@ -22,7 +22,6 @@ from ggjit.models.files.gguf import TensorInfo
 from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.memory import MemoryUse, expected
-from ggjit.models.networks.base.network import MAX_KEPT_PLANS
 from ggjit.models.networks.load import EMBEDDED, network_of
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 from ggjit.ops.core.progress import work
@@ -104,7 +103,7 @@ def model_file(model):
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
                all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True, what_if=(), lora=(),
                n_gpu_layers=None, cpu_moe=False, override_tensor=(), devices=(), arena=None, vision=None, image=None,
-               n_seqs=None, n_cells=None, draft=None, warm=False):
+               n_seqs=None, n_cells=None, draft=None):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
     model: a GGUF path (None: the model of the package), a name in SHAPES, or a ShapeFile.  all_logits: keep logits of
@@ -125,7 +124,6 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
     those that begin with "picture".
 
     draft: a model that guesses (`m.generate(speculative=)`), in a context of as many tokens; `.memory` is that of both.
-    warm: with the plans that `ggjit serve` makes before it listens.
     """
     if (vision is None) != (image is None):
         raise ParamError("a picture's memory: give the vision part and the picture's size, --mmproj FILE --image WxH")
@@ -143,8 +141,7 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
             raise ParamError(f"{vision} sees nothing; leave image out")
         seen, work_of_seen = ([], 0) if image is None else of_picture(m.vision, *image, n_threads)
         work = max(work, work_of_seen)                          # one buffer for both
-        n_plans = MAX_KEPT_PLANS if warm else m.n_plans
-        terms = expected(m, graph, arenas(m, graph, report), work, n_logits, resident_now(), n_plans)
+        terms = expected(m, graph, arenas(m, graph, report), work, n_logits, resident_now())
         report.memory = MemoryUse(terms + seen, process_memory(), str(m.file.path))
         repacked = m.weights.repacked_nbytes
         report.kinds = {"weights": m.weights.nbytes - repacked, "repacked weights": repacked,

@@ -3,12 +3,10 @@
     python -c "from helpers.memory_cases import main; main()" announced|taken NAME FOLDER
 """
 import gc
-import importlib
 import json
 import os
 import pathlib
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -21,7 +19,6 @@ from ggjit.models.networks.finetune import Finetuning, new_adapter
 from ggjit.models.networks.parts.kv_cells import KV_STEP
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.native.jit import CACHE
-from ggjit.tools.serve.warming import warm_up
 from helpers import arch_files, devices
 from helpers.paths import SHARED
 
@@ -34,8 +31,8 @@ class Case:
     def __init__(self, model, n_ctx=512, all_logits=False, **options):
         self.model, self.n_ctx, self.all_logits, self.options = model, n_ctx, all_logits, options
 
-    def announced(self, path):
-        o = {"flash": True, **self.options}
+    def announced(self, path, **more):
+        o = {"flash": True, **self.options, **more}
         return model_peak(path, self.n_ctx, n_threads=1, all_logits=self.all_logits, **o).memory
 
     def load(self, path):
@@ -68,39 +65,11 @@ class Together(Case):
                 pass
 
 
-class Served(Case):
-    """`ggjit serve` with places for n texts; as many clients at once send prompts, which fill the cache with the
-    answers."""
-    N_ANSWER = 32
-
-    def __init__(self, model, n_ctx, n):
-        super().__init__(model, n_ctx, n_seqs=n, n_cells=n * n_ctx)
-        self.n = n
-
-    def announced(self, path):
-        self.options["warm"] = True
-        return super().announced(path)
-
-    def load(self, path):
-        m = super().load(path)
-        warm_up(m)
-        return m
-
-    def run(self, m):
-        from helpers.served import ask, serving
-        m.tokenize("Once upon a time")
-        rng = np.random.default_rng(3)
-        prompts = [rng.integers(0, m.n_vocab, self.n_ctx - self.N_ANSWER).tolist() for _ in range(self.n)]
-        with serving(m) as (client, _), ThreadPoolExecutor(self.n) as clients:
-            list(clients.map(lambda ids: ask(client, prompt=ids, max_tokens=self.N_ANSWER, ignore_eos=True), prompts))
-
-
 class Drafted(Case):
     """Another model guesses for it."""
 
     def announced(self, path):
-        self.options["draft"] = smollm2_path()
-        return super().announced(path)
+        return super().announced(path, draft=smollm2_path())
 
     def load(self, path):
         m = super().load(path)
@@ -114,13 +83,6 @@ class Drafted(Case):
 
     def use(self, m):
         return m.memory() + self.draft.memory()
-
-
-class Seeing(Case):
-    """With a vision part, and a picture in the prompt."""
-
-    def announced(self, path):
-        return super().announced(path)
 
 
 class Embedded(Case):
@@ -195,11 +157,6 @@ class OnTwoDevices(Case):
 
 def smollm2(folder):
     return str(smollm2_path())
-
-
-def with_libraries_of_a_server(folder):
-    importlib.import_module("helpers.served")
-    return smollm2(folder)
 
 
 def q4_k_m(folder):

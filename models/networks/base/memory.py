@@ -37,7 +37,7 @@ from ggjit.ops.core.types import F32
 AROUND, N_TOUCHED = 1 << 16, 64
 TOKENIZER, WORK, FREE, PROCESS = "tokenizer", "kernel work", "free", "Python and libraries"
 SHARED = WORK, FREE, PROCESS                    # terms of the process, not of a model
-COUNTED = TOKENIZER, "code", PROCESS          # terms that are measured, not computed from sizes
+COUNTED = TOKENIZER, "code", PROCESS            # terms that are measured, not computed from sizes
 # of code: what any model's kernels and modules take; objects and rows of a plan, per node of the first and of each;
 # and what loading leaves free on the heap, where the first plans lie.  Measured, within 3 MB, on the models of a test.
 KERNELS_NBYTES, FIRST_NODE_NBYTES, NODE_NBYTES, FREE_NBYTES = 7 << 19, 3000, 1350, 9 << 19
@@ -282,12 +282,11 @@ def process_term(before):
 
 
 # ---------------------------------------------------------------- what will be in memory
-def expected(m, graph, arenas, work_nbytes, n_logits, before, n_plans=None):
+def expected(m, graph, arenas, work_nbytes, n_logits, before):
     """[MemoryTerm] of the network `m`, loaded on NULL devices, once it has run `graph`, its largest, and handed out
     logits of n_logits tokens.
 
-    arenas: {device, None for the host: bytes}; before: (anonymous, file) bytes of the process before it is loaded;
-    n_plans: kept ones, where they are not those of texts as long as the context.
+    arenas: {device, None for the host: bytes}; before: (anonymous, file) bytes of the process before it is loaded.
     """
     file, weights, adapters = m.file, m.weights, weights_of_adapters(m)
     header = getattr(file, "data_offs", 0)
@@ -309,7 +308,7 @@ def expected(m, graph, arenas, work_nbytes, n_logits, before, n_plans=None):
             host(WORK, work_nbytes),
             host("inputs", sum(a.nbytes for a in unique_memory(
                 b._arena for b in inputs.values() if b._arena is not None))),
-            host("code", code_nbytes(len(graph), n_plans or m.n_plans) + PACKING_NBYTES * weights.maps_layout),
+            host("code", code_nbytes(len(graph), m.n_plans) + PACKING_NBYTES * weights.maps_layout),
             host("logits", n_logits * m.n_vocab * F32.nbytes, "while the caller uses them"),
             MemoryTerm(TOKENIZER, anonymous + of_file, anonymous, of_file), process_term(before)]
 
