@@ -66,8 +66,8 @@ def read_ggml_log(path):
     with open(path, encoding="utf-8", errors="replace") as f:
         events = [event for n, line in enumerate(f, 1) if (event := _event(line, n)) is not None]
     if not any(kind == "take" for kind, *_ in events):
-        raise BadFile("no line of ggml's allocator; it writes them to its debug log when it is built with the "
-                      "AT_PRINTF of ggml-alloc.c that calls GGML_LOG_DEBUG")
+        raise BadFile("no line was written by ggml's allocator; it writes them to its debug log when it is built with "
+                      "the AT_PRINTF of ggml-alloc.c that calls GGML_LOG_DEBUG")
     found, start = [], 0
     while start < len(events):
         end = _end_of_graph(events, start)

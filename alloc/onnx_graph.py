@@ -28,7 +28,7 @@ def read_onnx(path, dims=()):
     try:
         model = onnx.load(os.fspath(path), load_external_data=False)
         if not model.graph.node:
-            raise BadFile("no ONNX model, or one without nodes")
+            raise BadFile("not an ONNX model, or one without nodes")
         _set_dims(model.graph, dict(dims))
         _without_weights(onnx, model.graph)
         constants, graph = _Constants(onnx, model), None
@@ -40,8 +40,8 @@ def read_onnx(path, dims=()):
     except (ParamError, BadFile):
         raise
     except Exception as e:                      # protobuf and onnx have errors of many kinds, some of them bare
-        raise BadFile(f"no ONNX model that onnx can read: {str(e).splitlines()[0] if str(e) else type(e).__name__}") \
-            from None
+        said = str(e).splitlines()[0] if str(e) else type(e).__name__
+        raise BadFile(f"not an ONNX model that onnx can read: {said}") from None
     return _trace(onnx, graph)
 
 

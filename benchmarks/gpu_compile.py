@@ -6,6 +6,9 @@ Cubins lie in the cache folder (GGJIT_CACHE_DIR), named by the sources and the c
 finds what was compiled here before, also on another machine.  What is there already is not compiled again: a run that
 was stopped goes on where it was.  A copied folder must be its reader's own (`chown`, `chmod -R go-w`), or it is not
 used.
+
+In the end a table of the walkers (ops/cuda/native/walk.py), by what ptxas says: registers and spills of a thread,
+shared memory of a block, blocks that a multiprocessor has room for.
 """
 import argparse
 import itertools
@@ -20,7 +23,7 @@ import numpy as np
 import ggjit as gg
 from benchmarks import gpu_walk
 from benchmarks.gpu_piped import piping, works
-from ggjit.cuda import libraries
+from ggjit.cuda import libraries, walk_table
 from ggjit.cuda.cuda_plan import parts_of, repetitions
 from ggjit.graphs.plan_node import nodes_to_compute, plan_nodes
 from ggjit.ops.core.spec import Inputs, all_specs
@@ -28,6 +31,8 @@ from ggjit.ops.cuda.native.launch import Launch, makers, node_kernel
 from ggjit.ops.cuda.native.walk import walker_of
 
 PARTS = "walk", "piped", "ops"          # those that take longest first
+# of a multiprocessor; shared memory that the driver takes of each block
+REGISTERS, THREADS, SHARED_NBYTES, RESERVED_NBYTES = 1 << 16, 2048, 228 << 10, 1 << 10
 
 
 def _kernels(t, cc):
@@ -47,18 +52,25 @@ def piped_kernels(scale, cc):
         yield from _kernels(work.build(*(gg.Context().new_tensor(*leaf) for leaf in work.leaves)), cc)
 
 
-def walkers(scale):
-    """The kernels of tokens in each way of gpu_walk, and the Walkers of those that are one kernel."""
+def tokens(scale):
+    """(label, Launches, the Walker of those that are one kernel or None) of tokens in each way of gpu_walk."""
     for shape in gpu_walk.shapes(scale):
         for name in gpu_walk.types(scale):
             made = gpu_walk.new_leaves(gg.Context(), shape, getattr(gg, name))
             graph = gpu_walk.graph_of(gpu_walk.token(made, shape))
-            for said, (_, params) in itertools.product((libraries.NO, libraries.YES), gpu_walk.WAYS):
+            for (said, kernels), (_, params) in itertools.product(
+                    ((libraries.NO, "own"), (libraries.YES, "piped")), gpu_walk.WAYS):
                 with piping(said):
                     launches, walked = planned(graph, "fuse=1" in params)
-                yield from launches
-                if "persistent=1" in params:
-                    yield walker_of(walked)[0]
+                yield f"{shape.name} {name}, {kernels}", launches, walker_of(walked)[0] if "persist" in params else None
+
+
+def walkers(scale):
+    """The kernels of tokens in each way of gpu_walk, and the Walkers of those that are one kernel."""
+    for _, launches, walker in tokens(scale):
+        yield from launches
+        if walker:
+            yield walker
 
 
 def planned(graph, fuse):
@@ -83,6 +95,26 @@ def all_of(parts, scale, cc):
         for x in made[part]():
             found.setdefault(x.name, x)
     return sorted(found.values(), key=lambda x: isinstance(x, Launch))
+
+
+def walker_lines(scale, cc):
+    """A table of all Walkers; those that are not in the cache folder are compiled."""
+    from ggjit.ops.cuda.compiler.build import walker_binary
+    yield "| token | threads | bodies | registers | spilled bytes | shared bytes of a block | blocks | cubin bytes |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for label, _, walker in tokens(scale):
+        if walker:
+            b = walker_binary(walker, cc)
+            shared = walk_table.WORDS_NBYTES + max(n * walk_table.n_teams(walker.threads, x, n) for x, n in zip(
+                walker.launches, b.pieces, strict=True))
+            yield (f"| {label} | {walker.threads} | {len(walker.launches)} | {b.registers} | {b.spill_nbytes} | "
+                   f"{shared:,} | {n_blocks(walker.threads, b.registers, shared)} | {len(b.cubin):,} |")
+
+
+def n_blocks(threads, registers, shared_nbytes):
+    """Blocks that a multiprocessor of a capability from 9.0 on has room for."""
+    of_registers = REGISTERS // (-(-registers // 8) * 8 * threads)
+    return min(of_registers, SHARED_NBYTES // (shared_nbytes + RESERVED_NBYTES), THREADS // threads)
 
 
 def compile_some(cc, parts, first, every):
@@ -117,6 +149,9 @@ def main():
     cc = tuple(map(int, args.cc.split(".")))
     if args.first is None:
         compile_all(cc, args.only)
+        if "walk" in args.only:
+            from benchmarks.gpu import FULL
+            print(*walker_lines(FULL, cc), sep="\n")
     else:
         compile_some(cc, args.only, args.first, args.every)
 

@@ -110,7 +110,7 @@ def main(argv=None):
     if shape in synth.SHAPES and type in synth.TYPES:
         path = synth.model_path(shape, type)
     elif not pathlib.Path(path).exists():
-        p.error(f"{path} is no file and no SHAPE:TYPE; shapes: {', '.join(synth.SHAPES)}; types: "
+        p.error(f"{path} is neither a file nor SHAPE:TYPE; shapes: {', '.join(synth.SHAPES)}; types: "
                 f"{', '.join(synth.TYPES)}")
     print(machine.idle_check("before", 0.5))
     bandwidth, peak = read_bandwidth(1, 0.3, now), peak_f32(now=now)

@@ -116,10 +116,10 @@ LEGEND = """\
 MACHINE = "The rows above were measured on this machine, with these versions:"
 
 RUNS = """\
-The next table lists the runs of the benchmark that gave the rows above. "Rounds" is the number of rounds; in a round,
-every engine runs once. The two columns "other processes" say how many cores other processes kept busy before and after
-the run. The last columns are the read bandwidth and the float32 peak of the machine during the run. Rows whose speed is
-near the read bandwidth were measured in up to seven rounds."""
+The benchmark measured the rows above in several runs, which the next table lists. A run consists of rounds; in each
+round every engine is measured once. "Other processes" is the number of cores that were busy with other work, before and
+after the run. The last columns describe the machine during the run: the speed at which it reads memory, and the most
+float32 operations that a core computes in a second. Rows whose speed is near the read bandwidth have up to 7 rounds."""
 
 
 def conditions(about, engines, parts):

@@ -76,7 +76,8 @@ def mypy(tmp_path_factory):
 def hidden():
     """{name in a stub: class} of what functions return."""
     from ggjit.alloc.report import MeasureReport
-    from ggjit.api.rematerialize import Pareto, Rematerialized
+    from ggjit.api.remat_graph import Rematerialized
+    from ggjit.api.rematerialize import Pareto
     from ggjit.cpu.thread_pool import Pool
     from ggjit.display.drawing import Drawing
     from ggjit.display.explorer import Explorer

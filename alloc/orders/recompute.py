@@ -72,15 +72,15 @@ class Recomputation:
         """The cheapest Schedule found whose peak is at most `limit` bytes; None: none was found."""
         return next(iter(self.fits(limit)), None)
 
-    def fits(self, limit):
-        """Schedules whose peak is at most `limit` bytes, the cheapest first."""
+    def fits(self, limit, quick=False):
+        """Schedules whose peak is at most `limit` bytes, the cheapest first; quick: fewer are tried."""
         if self.plain.peak <= limit:
             return [self.plain]
         record = self._record(limit)
         greedy = self._polished(record, self._greedy)
         found = [greedy, *(self._polished(record, self._rule(rule)) for rule in RULES)]
         # MORE settings help where sizes differ much
-        if greedy is None or any(s is not None and s.extra < greedy.extra for s in found):
+        if not quick and (greedy is None or any(s is not None and s.extra < greedy.extra for s in found)):
             found += [self._polished(record, self._rule(rule)) for rule in MORE]
         return sorted((s for s in found if s is not None), key=lambda s: s.extra)
 
@@ -102,12 +102,11 @@ class Recomputation:
         return self._first(high) if quick else self.fit(high)
 
     def _first(self, limit):
-        """The first Schedule that is found within `limit` bytes, as it is: its peak is wanted, not its cost."""
+        """The first Schedule that is found within `limit` bytes: its peak is wanted, not its cost."""
         if self.plain.peak <= limit:
             return self.plain
         record = self._record(limit)
-        n = next(filter(None, (make(record) for make in self._makers())), 0)
-        return self._schedule(record.event[:n].copy()) if n else None
+        return next(filter(None, (self._polished(record, make) for make in self._makers())), None)
 
     def _makers(self):
         return *map(self._rule, RULES + MORE[:1]), self._greedy

@@ -33,6 +33,29 @@ VECTOR = 16                     # rows that a vector of a processor holds at mos
 
 
 # ---------------------------------------------------------------- the region
+class Edges:
+    """`.node`: {id: node of a graph}, `.readers`: {id: nodes that read it}."""
+
+    def __init__(self, graph):
+        self.graph, self.node, self.readers = graph, {t.id: t for t in graph.nodes}, {}
+        for t in graph.nodes:
+            for s in t.src:
+                if s is not None:
+                    self.readers.setdefault(s.id, []).append(t)
+
+
+def region_of(edges, start, hazards, rounded, short=False, around=None):
+    """The region of rows around node `start`; None where its rows meet at once, or it holds none of the ids `around`.
+
+    edges: Edges of the graph.  hazards: {id of a node that reads or writes what is written in place: ids of nodes that
+    have to come before it}; they stay as they are.  rounded: whether results may be rounded otherwise.
+    """
+    if start.ne[last_axis(start)] < 2:
+        return None
+    region = _Region(edges, start, hazards, rounded, short, around)
+    return region if region.axis and (around is None or not around.isdisjoint(region.needs)) else None
+
+
 class _Region:
     """`.axis`: {id of a node: the axis of its rows}, `.sums`: {id of a sum over them: SUM or SUM_IN_ORDER},
     `.needs`: {id: axes of sources}.
@@ -40,17 +63,15 @@ class _Region:
     `.level`: {id of a node: 1 where it needs the whole region, else 0}.
     """
 
-    def __init__(self, graph, start, hazards, rounded, short=False):
-        """short: end where the fewest bytes have to be put together again, not as late as possible."""
-        self.graph, self.n, self.hazards, self.rounded = graph, start.ne[last_axis(start)], hazards, rounded
-        self.node = {t.id: t for t in graph.nodes}
-        self.readers = {}
-        for t in graph.nodes:
-            for s in t.src:
-                if s is not None:
-                    self.readers.setdefault(s.id, []).append(t)
+    def __init__(self, edges, start, hazards, rounded, short=False, around=None):
+        """short: end where the fewest bytes have to be put together again, not as late as possible.  around: ids of
+        nodes; a region that holds none of them is left empty."""
+        self.graph, self.n, self.hazards, self.rounded = edges.graph, start.ne[last_axis(start)], hazards, rounded
+        self.node, self.readers = edges.node, edges.readers
         self.axis, self.sums, self.needs, self.level = {}, {}, {}, {}
         self._grow(start)
+        if around is not None and around.isdisjoint(self.needs):        # it only shrinks from here on
+            self.axis = {}
         while self.axis and self._shrink(start):
             pass
         if short and self.axis and not self.sums:
@@ -200,29 +221,29 @@ class Cut:
                    self.same_bits and more.same_bits)
 
 
-def cut(graph, start, n_chunks, rank, hazards, rounded, short=False, around=None):
+def cut(graph, start, n_chunks, rank, hazards, rounded, short=False):
     """The Cut of a graph around node `start` into about n_chunks chunks; None where its rows meet at once.
 
-    rank: {id: moment} of the nodes now.  hazards: {id of a node that reads or writes what is written in place: ids of
-    nodes that have to come before it}; they stay as they are.  rounded: whether results may be rounded otherwise.
-    short: as of a _Region.  around: ids of nodes of which the region has to hold one, else None is returned.
+    rank: {id: moment} of the nodes now.  hazards, rounded, short: as of region_of.
     """
-    n = start.ne[last_axis(start)]
-    bounds = _bounds(n, n_chunks)
+    return cut_region(region_of(Edges(graph), start, hazards, rounded, short), n_chunks, rank)
+
+
+def cut_region(region, n_chunks, rank):
+    """The Cut of a region into about n_chunks chunks; None: there is no region, or it cannot be cut so."""
+    bounds = [] if region is None else _bounds(region.n, n_chunks)
     if len(bounds) <= 2:
         return None
-    region = _Region(graph, start, hazards, rounded, short)
-    is_there = region.axis and (around is None or not around.isdisjoint(region.needs))
-    found = _Builder(graph, region, bounds, rank).build() if is_there else None
-    return found if rounded or found and found.same_bits else None
+    found = _Builder(region.graph, region, bounds, rank).build()
+    return found if region.rounded or found.same_bits else None
 
 
 def cut_alike(graph, start, n_chunks, rank, hazards, rounded):
     """As `cut`, around `start` and all nodes like it, as in a network of many layers, in regions that end early."""
     found = None
-    for t in [t for t in graph.nodes if _alike(t, start)]:
+    for t in alike(graph, start):
         now = t if found is None else found.stand_ins.get(t.id)
-        if now is not None and _alike(now, start):
+        if now is not None and _is_alike(now, start):
             before, ranks = (graph, rank) if found is None else (found.graph, found.rank)
             more = cut(before, now, n_chunks, ranks, hazards, rounded, short=True)
             if more is not None:
@@ -232,7 +253,12 @@ def cut_alike(graph, start, n_chunks, rank, hazards, rounded):
     return found
 
 
-def _alike(t, other):
+def alike(graph, start):
+    """The nodes of a graph that are as `start` is."""
+    return [t for t in graph.nodes if _is_alike(t, start)]
+
+
+def _is_alike(t, other):
     return (t.op, t.type, t.ne) == (other.op, other.type, other.ne) and [s is not None and s.ne for s in t.src] == [
         s is not None and s.ne for s in other.src]
 

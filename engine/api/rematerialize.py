@@ -1,6 +1,7 @@
 """gg.rematerialize: a graph that needs less memory, because it computes some results again before a later reader.
 
-    graph --remat_nodes.py--> numbers -- alloc/orders --> schedule --> nodes, some of them twice --planner--> offsets
+    graph --remat_nodes.py--> numbers -- alloc/orders --> schedule
+          --remat_graph.py--> nodes, some of them twice --planner--> offsets
 """
 import collections
 import functools
@@ -9,25 +10,20 @@ import itertools
 import numpy as np
 
 from ggjit.alloc.report import mib
-from ggjit.api.cut import cut as cut_rows
-from ggjit.api.cut import cut_alike
-from ggjit.api.remat_nodes import RematNodes, plan_of
+from ggjit.api.cut import Edges, alike, cut_alike, cut_region, region_of
+from ggjit.api.remat_graph import Orders
+from ggjit.api.remat_nodes import RematNodes
 from ggjit.core.arguments import expect
 from ggjit.core.backend import buffer_type_of
 from ggjit.core.html_repr import PlotRepr
-from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
-from ggjit.graphs.pickling import dump, load
 from ggjit.ops.core.errors import GgjitError, ParamError, extra
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.progress import work
-from ggjit.ops.core.record import OP, T_FLAGS, VIEW_OPS
+from ggjit.ops.core.record import OP
 from ggjit.ops.core.row_axes import last_axis
-from ggjit.ops.core.shape import describe
 from ggjit.ops.core.whole_numbers import whole
-from ggjit.tensors.context import Context
 
-PLAN_NODES = 2000  # search nodes for offsets, about 10 ms; the search mostly reaches the budget at once
 LEAST_NODES = 8000                      # nodes of the search for the least peak: up to a second
 MAX_CUTS, MAX_HALVINGS = 3, 6           # regions that are cut, and how often their chunks are halved
 MAX_LOOKED_AT = 8                       # so many different numbers of rows are tried as the start of a cut
@@ -39,7 +35,7 @@ COSTLY_SHARE = 0.2                      # extra share of whole nodes from which 
 CHEAP_ENOUGH = 0.95  # a graph is taken if its price times this is at most the cheapest schedule's, else
                                         # one more limit is tried
 # limits that are tried where the planner left gaps, and schedules that are laid out for each
-MAX_TRIES, MAX_LAID_OUT = 8, 3
+MAX_TRIES, QUICK_TRIES, MAX_LAID_OUT = 8, 2, 3
 Point = collections.namedtuple("Point", "peak extra")
 
 
@@ -52,144 +48,6 @@ class BudgetError(GgjitError, MemoryError):
 
     def __reduce__(self):
         return type(self), (*self.args, self.minimum)
-
-
-class Rematerialized(Graph):
-    """A graph in which some results are computed again.
-
-    peak: bytes of its arena; the planner "best" finds the same offsets for it everywhere.  extra: cost of what is made
-    again, as a share of one run.  n_again: nodes that are made again.  n_chunks: parts that the largest nodes are
-    computed in, 1 where none is cut.
-    seconds: of one run, by the costs that were planned with.
-    same_bits: results are those of the original bit for bit; False where sums over rows are formed by chunks.
-    of(t): the tensor that stands for `t` of the original.
-    """
-    planner = "best"
-    peak, extra, n_again, n_chunks, same_bits = 0, 0.0, 0, 1, True
-    _times = 1.0                        # cost of one run of the cut graph, in runs of the original
-
-    def of(self, t):
-        """The tensor here that holds what `t` of the original graph holds.  Errors: ParamError for another tensor."""
-        found = self._stand_ins.get(t.id)
-        if found is None:
-            raise ParamError(f"{describe(t)} is not a result of the graph that was rematerialized, or is computed for "
-                             f"some rows at a time; name it among the outputs of the graph to keep it whole")
-        return found
-
-    @property
-    def seconds(self):
-        """Processor time of one run, by the kernels' estimates or the profile that the costs are from."""
-        return (1 + self.extra) * self._numbers.total / self._times / 1e12
-
-    @functools.cached_property
-    def bound(self):
-        """The least extra share that any schedule within the budget pays, in any order of the nodes."""
-        return max((1 + self._numbers.bound(self._limit)) * self._times - 1, 0.0)
-
-    def __reduce__(self):
-        """Pickled it is a plain Graph, in this order."""
-        return load, dump(self)
-
-    def __repr__(self):
-        cut = f", the largest in {self.n_chunks} chunks" * (self.n_chunks > 1)
-        cut += ", sums rounded otherwise" * (not self.same_bits)
-        return (f"<Graph {len(self.nodes)} nodes, {self.n_again} of them made again{cut}: {mib(self.peak)}, "
-                f"{self.extra:.1%} more operations>")
-
-
-# ---------------------------------------------------------------- from schedules to graphs
-class _Problem:
-    """The units of a graph in one order, as a Recomputation."""
-
-    def __init__(self, units, order):
-        self.graph, self.buft = units.graph, units.buft
-        self.units, self.numbers = [units.tensors[k] for k in order.tolist()], units.numbers.in_order(order)
-
-    def graph_of(self, schedule, limit, n_nodes=PLAN_NODES):
-        """The Rematerialized graph that runs the schedule."""
-        new = _Copy(self.units).run(schedule.events, self.graph)
-        new.extra, new.n_again = schedule.extra, len(schedule.events) - len(self.units)
-        new._numbers, new._limit = self.numbers, limit
-        new.search = {"capacity": limit, "node_limit": n_nodes}
-        new.peak = plan_of(new, self.buft).peak
-        return new
-
-
-class _Orders:
-    """A graph in orders of few live bytes and as it is: lists of _Problems, each list made when it is asked for."""
-
-    def __init__(self, units):
-        self.units, self._found = units, []
-        self._makers = iter((units.sorted, lambda: [units.memory_order()], lambda: [None]))
-
-    @functools.cached_property
-    def given(self):
-        return _Problem(self.units, np.arange(len(self.units.tensors)))
-
-    def __iter__(self):
-        yield from self._found
-        for make in self._makers:
-            new = []
-            for order in make():
-                problem = self.given if order is None else _Problem(self.units, order)
-                if not any(problem.units == p.units for p in itertools.chain(*self._found, new)):
-                    new.append(problem)
-            self._found.append(new)
-            yield new
-
-
-class _Copy:
-    """Nodes for the events of a schedule: those of the graph as they are, and new ones where a source is another."""
-
-    def __init__(self, units):
-        self.units, self.ctx, self.nodes = units, Context(), []
-        self.current, self.views, self.listed = {}, {}, set()
-
-    def run(self, events, graph):
-        # parameters come first, since they are not recomputed
-        self.nodes += [t for t in graph.nodes if t.op == OP.NONE]
-        for k in events.tolist():
-            t = self.units[k]
-            if t.op != OP.NONE:
-                first = t.id not in self.current
-                made = self._node(t, may_be_itself=first)
-                self.current[t.id] = made
-                self._list(made)
-        stand_ins = {t.id: self.now(t) for t in graph.nodes if t.op not in VIEW_OPS}
-        stand_ins |= {t.id: self.now(t) for t in graph.outputs}
-        new = Rematerialized._in_order([stand_ins[t.id] for t in graph.outputs], self.nodes, graph.leafs)
-        new._stand_ins = stand_ins
-        return new
-
-    def now(self, t):
-        """The tensor that holds the values of t at this event."""
-        if t.op == OP.NONE or t.op not in VIEW_OPS:
-            return self.current.get(t.id, t)
-        shown = self.now(t.src[0])
-        if shown is t.src[0]:
-            view = t
-        else:
-            key = t.id, shown.id
-            if key not in self.views:
-                self.views[key] = self._node(t, may_be_itself=False)
-            view = self.views[key]
-        self._list(view)
-        return view
-
-    def _node(self, t, may_be_itself):
-        src = tuple(None if s is None else self.now(s) for s in t.src)
-        if may_be_itself and all(a is b for a, b in zip(src, t.src, strict=True)):
-            return t
-        view = None if t.view_src is None else self.now(t.view_src)
-        made = self.ctx._add(t.type, t.op, t.ne, t.nb, t.ndim, tuple(map(int, t.op_params)), src, view, t.view_offs,
-                             t.name)
-        TABLE.words[made.id, T_FLAGS] = TABLE.words[t.id, T_FLAGS]
-        return made
-
-    def _list(self, t):
-        if t.id not in self.listed and t.op != OP.NONE:
-            self.listed.add(t.id)
-            self.nodes.append(t)
 
 
 # ---------------------------------------------------------------- what users call
@@ -229,41 +87,75 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
 @oom_guard("rematerialize")
 def within(graph, budget, target, cut=True, quick=False):
     """(graph of `rematerialize`, its peak), or (None, the fewest bytes that were reached): no error, which would look
-    for a remedy.  quick: a number of bytes that is enough is found sooner, but is not the least."""
-    new, least = _fitting(_units(graph, target, None), budget, cut, quick)
+    for a remedy.  quick: only about the fewest bytes, the same for every budget: every smaller one is refused with
+    them, every larger one is met."""
+    fitting = _quickly if quick else _fitting
+    new, least = fitting(_units(graph, target, None), budget, cut)
     return new, (new or least).peak
 
 
-def _fitting(units, budget, cut, quick=False):
-    """(a graph that fits into `budget`, None), or (None, the one of the fewest bytes).
-
-    quick: where a node with its inputs is larger than the budget, no order fits, and the fewest bytes are those of the
-    sorted orders, which are made in no time, and only about the least."""
-    problems = _Orders(units)
-    given = problems.given
-    if given.numbers.plain.peak <= budget:
-        as_it_is = given.graph_of(given.numbers.plain, budget)
-        if as_it_is.peak <= budget:
-            return as_it_is, None
-    new = _cheapest(problems, budget) if given.numbers.least_node <= budget else None
+def _fitting(units, budget, cut):
+    """(a graph that fits into `budget`, None), or (None, the one of the fewest bytes)."""
+    problems = Orders(units)
+    new = _of_whole_nodes(problems, budget, cut)
     if new is not None:
-        return new if new.extra < COSTLY_SHARE or not cut else _or_in_rows(new, units, budget, cut), None
-    least = _least(problems, budget, quick=quick and given.numbers.least_node > budget)
+        return new, None
+    least = _least(problems, budget)
     if least.peak <= budget:
         return least, None
     for rounded in _CUTS[cut]:
         new, cut_graph = _in_rows(units, budget, rounded)
         if new is not None:
             return new, None
-        smaller = None if cut_graph is None else _least(_Orders(cut_graph.units), budget, least.peak,
-                                                        quick and cut_graph.lower_bound > budget)
-        least = least if smaller is None else cut_graph.of_original(smaller)
+        least = _less_in_rows(cut_graph, least, budget)
     return (least, None) if least.peak <= budget else (None, least)
 
 
-def _or_in_rows(new, units, budget, cut):
+def _quickly(units, budget, cut):
+    """As _fitting, but in the sorted orders alone, which are made in no time.  The graph of the fewest bytes is sought
+    first: it is the same for every budget, and what is taken where nothing cheaper fits."""
+    problems = Orders(units)
+    new = _as_it_is(problems, budget)
+    if new is not None:
+        return new, None
+    least = _least(problems, 0, quick=True)
+    for rounded in _CUTS[cut]:
+        if least.peak > budget:
+            least = _less_in_rows(_in_rows(units, 0, rounded)[1], least, 0, quick=True)
+    if least.peak > budget:
+        return None, least
+    new = _of_whole_nodes(problems, budget, cut, quick=True)
+    for rounded in _CUTS[cut]:
+        new = _in_rows(units, budget, rounded, quick=True)[0] if new is None else new
+    return (least if new is None else new), None
+
+
+def _as_it_is(problems, budget):
+    """The graph in its order, nothing made again; None where that does not fit into `budget`."""
+    given = problems.given
+    new = given.graph_of(given.numbers.plain, budget) if given.numbers.plain.peak <= budget else None
+    return new if new is not None and new.peak <= budget else None
+
+
+def _of_whole_nodes(problems, budget, cut, quick=False):
+    """The cheapest graph that fits into `budget`, in rows where whole nodes cost much; None where those do not fit."""
+    new = _as_it_is(problems, budget)
+    if new is None and problems.given.numbers.least_node <= budget:
+        new = _cheapest(problems, budget, quick)
+        if new is not None and new.extra >= COSTLY_SHARE and cut:
+            return _or_in_rows(new, problems.units, budget, cut, quick)
+    return new
+
+
+def _less_in_rows(cut_graph, least, budget, quick=False):
+    """`least`, or a graph in the rows of a _CutGraph that needs fewer bytes."""
+    smaller = None if cut_graph is None else _least(Orders(cut_graph.units), budget, least.peak, quick)
+    return least if smaller is None else cut_graph.of_original(smaller)
+
+
+def _or_in_rows(new, units, budget, cut, quick):
     """A graph that fits, or the same in rows if that is cheaper."""
-    found = [_in_rows(units, budget, rounded)[0] for rounded in _CUTS[cut]]
+    found = [_in_rows(units, budget, rounded, quick)[0] for rounded in _CUTS[cut]]
     return min((new, *(g for g in found if g is not None)), key=lambda g: g.extra)
 
 
@@ -292,14 +184,14 @@ def _least(problems, budget, below=None, quick=False):
     return best
 
 
-def _in_rows(units, budget, rounded):
+def _in_rows(units, budget, rounded, quick=False):
     """(graph with its largest nodes cut by rows that fits into `budget`, the last _CutGraph); None: there is none.
 
     The first cut that fits, or the one after it if that is cheaper.
     """
     found = cut_graph = None
     for cut_graph in _cuts(_CutGraph(units, rounded)):
-        new = cut_graph.within(budget) if cut_graph.lower_bound <= budget else None
+        new = cut_graph.within(budget, quick) if cut_graph.lower_bound <= budget else None
         if found is not None and (new is None or new.extra >= found.extra):
             break
         found = new
@@ -308,6 +200,8 @@ def _in_rows(units, budget, rounded):
 
 def _cuts(cut_graph):
     """_CutGraphs of falling lower bounds: twice as many chunks each time, then what is largest is cut too."""
+    if cut_graph.units.numbers.n > MAX_UNITS:           # a cut only adds nodes
+        return
     for _ in range(MAX_CUTS):
         last, start = cut_graph, cut_graph.start
         for k in range(1, MAX_HALVINGS + 1):
@@ -326,7 +220,7 @@ class _CutGraph:
 
     def __init__(self, units, rounded):
         self.units, self.rounded, self.stand_ins, self.n_chunks, self.same_bits = units, rounded, None, 1, True
-        self._total = units.numbers.total
+        self._total, self._regions = units.numbers.total, {}
 
     @property
     def lower_bound(self):
@@ -335,42 +229,67 @@ class _CutGraph:
 
     @functools.cached_property
     def start(self):
-        """(node, alike): from where a cut lowers the lower bound most, there alone where that is worth it, else around
-        all nodes like it, as layers that repeat need; None: no cut does."""
+        """(node, everywhere): from where a cut lowers the lower bound most, there alone where that is worth it, else
+        around all nodes like it, as layers that repeat need; None: no cut does."""
         n_chunks = max(2, min(MAX_ON_TRIAL, MAX_UNITS // max(self.units.numbers.n, 1)))
         best = self.lower_bound, 0, None
-        for alike in (False, True):
+        for everywhere in (False, True):
             if best[0] > WORTH * self.lower_bound:
-                found = [(new.lower_bound, k, (t, alike)) for k, t in enumerate(self._large())
-                         for new in [self._tried(t, alike, n_chunks)] if new is not None]
+                found = [(new.lower_bound, k, (t, everywhere)) for k, t in enumerate(self._large())
+                         for new in [self._tried(t, everywhere, n_chunks)] if new is not None]
                 best = min([best, *(x for x in found if x[0] < best[0])], key=lambda x: x[:2])
         return best[2]
 
-    def _tried(self, start, alike, n_chunks):
-        """A cut on trial; in fewer chunks where so many have too few rows for the kernel of all rows."""
+    def _tried(self, start, everywhere, n_chunks):
+        """A cut on trial; in fewer chunks where so many have too few rows for the kernel of all rows.  None: it does
+        not touch what is largest."""
+        at = self._nearest_to_the_largest(start) if everywhere else start
+        if self._region(at, everywhere, self._largest) is None:
+            return None
         while n_chunks > 1:
-            found = self.cut(start, alike, n_chunks, self._largest)
+            found = self.cut(start, everywhere, n_chunks, self._largest)
             if found is not None or self.rounded:
                 return found
             n_chunks //= 2
         return None
 
+    def _nearest_to_the_largest(self, start):
+        """The node like `start` that is nearest to the largest one in the graph's order."""
+        place = {t.id: k for k, t in enumerate(self.units.graph.nodes)}
+        k = place.get(self.units.tensors[self._largest_at].id, 0)
+        return min(alike(self.units.graph, start), key=lambda t: abs(place[t.id] - k))
+
+    @functools.cached_property
+    def _largest_at(self):
+        return int(self.units.numbers.node_nbytes().argmax())
+
     @functools.cached_property
     def _largest(self):
         """Ids of the largest node and of what it reads: a cut of anything else leaves the lower bound as it is."""
-        p = self.units.numbers
-        k = int(p.node_nbytes().argmax())
+        p, k = self.units.numbers, self._largest_at
         t = self.units.tensors[k]
         return {t.id, *(s.id for s in t.src if s is not None),
                 *(self.units.tensors[j].id for j in p.idx[p.ptr[k]:p.ptr[k + 1]].tolist())}
 
-    def cut(self, start, alike, n_chunks, around=None):
+    def cut(self, start, everywhere, n_chunks, around=None):
         """A _CutGraph in which the region around a node, or around all nodes like it, is also cut, into so many chunks;
         None where its rows depend on each other, or a region around one node holds none of the ids `around`."""
         units = self.units
-        about = units.graph, start, n_chunks, units.ranks, units.hazards, self.rounded
-        found = cut_alike(*about) if alike else cut_rows(*about, around=around)
+        if everywhere:
+            found = cut_alike(units.graph, start, n_chunks, units.ranks, units.hazards, self.rounded)
+        else:
+            found = cut_region(self._region(start, False, around), n_chunks, units.ranks)
         return None if found is None else self._of(found)
+
+    def _region(self, start, short, around):
+        key = start.id, short, around is None
+        if key not in self._regions:
+            self._regions[key] = region_of(self._edges, start, self.units.hazards, self.rounded, short, around)
+        return self._regions[key]
+
+    @functools.cached_property
+    def _edges(self):
+        return Edges(self.units.graph)
 
     def _large(self):
         """Nodes that a cut may start from, the largest first: one of each number of rows."""
@@ -389,12 +308,12 @@ class _CutGraph:
         new.stand_ins = found.stand_ins if self.stand_ins is None else {
             i: found.stand_ins[t.id] for i, t in self.stand_ins.items() if t.id in found.stand_ins}
         new.n_chunks, new.same_bits = max(self.n_chunks, found.n_chunks), self.same_bits and found.same_bits
-        new._total, new.rounded = self._total, self.rounded
+        new._total, new.rounded, new._regions = self._total, self.rounded, {}
         return new
 
-    def within(self, budget):
+    def within(self, budget, quick):
         """The cheapest graph that fits into `budget`; None."""
-        new = _cheapest(_Orders(self.units), budget)
+        new = _cheapest(Orders(self.units), budget, quick)
         return None if new is None else self.of_original(new)
 
     def of_original(self, graph):
@@ -413,19 +332,19 @@ def _seconds(profile):
     return profile.seconds_by_tensor()
 
 
-def _cheapest(problems, budget):
+def _cheapest(problems, budget, quick=False):
     """The graph of the cheapest schedule whose plan fits into `budget`, of the sorted orders; else of the first of the
-    others, which take longer to make; None."""
-    for some in problems:
+    others, which take longer to make; None.  quick: the first that fits, of the sorted orders."""
+    for some in itertools.islice(problems, 1 if quick else None):
         limit, best, least = budget, None, 0.0
-        for _ in range(MAX_TRIES):                      # smaller limits: gaps between offsets take some bytes
-            new, price = _laid_out(some, limit, budget)
+        for _ in range(QUICK_TRIES if quick else MAX_TRIES):    # smaller limits: gaps between offsets take some bytes
+            new, price = _laid_out(some, limit, budget, quick)
             least, again = least or price, best is not None
             if new is None:
                 break
             if new.peak <= budget and (best is None or new.extra < best.extra):
                 best = new
-            if again or best is not None and CHEAP_ENOUGH * best.extra <= least:
+            if again or best is not None and (quick or CHEAP_ENOUGH * best.extra <= least):
                 break
             limit -= max((new.peak - budget) // 3, budget // 200)
         if best is not None:
@@ -433,10 +352,10 @@ def _cheapest(problems, budget):
     return None
 
 
-def _laid_out(problems, limit, budget):
+def _laid_out(problems, limit, budget, quick):
     """(graph of the cheapest schedule within `limit` whose plan fits into `budget`, else of one that nearly does; the
     extra share of the cheapest).  (None, 0): there is no schedule."""
-    found = sorted(((s.extra, k, p, s) for k, p in enumerate(problems) for s in p.numbers.fits(limit)),
+    found = sorted(((s.extra, k, p, s) for k, p in enumerate(problems) for s in p.numbers.fits(limit, quick)),
                    key=lambda x: x[:2])
     best = None
     for _extra, _k, problem, schedule in found[:MAX_LAID_OUT]:
@@ -469,7 +388,7 @@ def pareto(graph, n=12, target=None, profile=None):
     """
     if whole(n, "pareto: n") < 2:
         raise ParamError(f"pareto: n is a number of points, 2 or more, got {n}")
-    problems = list(_Orders(_units(graph, target, profile)))
+    problems = list(Orders(_units(graph, target, profile)))
     with work("schedules within fewer bytes", n) as step:
         most = min((p.graph_of(p.numbers.plain, 0) for p in itertools.chain(*problems)), key=lambda new: new.peak)
         step()

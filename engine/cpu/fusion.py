@@ -3,7 +3,7 @@
 A run is taken if its nodes follow each other in the plan, read each other as the pattern says, and lie where the
 memory permits it.  Results in between:
 
-    left out     only one node of the run reads it; it is neither an output nor a view nor placed by hand
+    left out     one node of the run reads it and no other; it is neither an output nor a view nor placed by hand
     stored       anything else; the kernel writes it to the memory it has anyway
 
 Some nodes are computed again by each run that reads them.  Then no run waits for the others.
@@ -144,8 +144,9 @@ class _Fusing:
         key = id(fusion), free >= 0, self._alike(run)
         if key not in self.known:
             nodes = tuple([self.singles.nodes[k] for k in run])
-            needed = [is_apart or n_reads > 1 and k != free for k, (is_apart, n_reads) in
-                      zip(run, self.facts[list(run[:-1])][:, [APART, READS]].tolist(), strict=False)]
+            inside = {s.id for t in nodes for s in t.src if s is not None}
+            needed = [is_apart or t.id not in inside or n_reads > 1 and k != free for t, k, (is_apart, n_reads) in
+                      zip(nodes, run, self.facts[list(run[:-1])][:, [APART, READS]].tolist(), strict=False)]
             kernels = [self.likes[int(self.singles.kinds[k])].kernel for k in run]
             found = _found(fusion, nodes, kernels, needed, self.n_threads)
             self.known[key] = None if found is None else self.n_kinds + len(self.known)

@@ -17,7 +17,7 @@ from ggjit.ops.cuda.compiler.choice import WALKS
 from ggjit.ops.cuda.native import walk
 from ggjit.ops.cuda.native.launch import Launch
 
-MOST_SPILLED = 1024             # bytes of a thread; attention by tensor cores takes most, in blocks of 512 threads
+MOST_SPILLED = 64               # bytes of a thread: what sines of large angles take anyway, and a few
 
 
 class PlanWalk:

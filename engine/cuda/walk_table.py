@@ -24,7 +24,7 @@ MAX_SHARED_NBYTES = 48 << 10    # of a block, without asking for more
 WORDS_NBYTES = 32 * 64          # words of the teams, in front of their pieces (ops/cuda/compiler/teams.py)
 MAX_TEAMS, MAX_NAMED_BARRIERS = 32, 15
 MAX_FETCH_NBYTES = 4 << 20      # of weights, while a block waits
-ALONE_ROUNDS = 4                # times all threads of a block, of a launch that one block does alone
+ALONE_ROUNDS = 8                # times all threads of a block, of a launch that one block does alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,8 @@ def steps(plan, left_out):
         stored = part.stored
         reads = tuple(bytes_of(s) for s in part.reads if s is not None and not any(s is x for x in stored))
         results = tuple(bytes_of(x) for x in (*stored, *(t.src[i] for i in updating.get(t.op, ()))))
-        product = part.nodes[0]
-        weights, wants_all = reads[0] if reads_all_weights(product) else (0, 0), reads_weights(product)
+        weights = next((bytes_of(x.src[0]) for x in part.nodes if reads_all_weights(x)), (0, 0))
+        wants_all = any(map(reads_weights, part.nodes))
         for launch in kernel.launches:
             if number not in left_out:
                 writes = (() if launch.leaves else results) + (scratch if launch.work_nbytes else ())

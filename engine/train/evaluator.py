@@ -1,7 +1,7 @@
 """Evaluation of a network: inputs, outputs and loss as graphs that are planned once and replayed."""
 import numpy as np
 
-from ggjit.api.rematerialize import Rematerialized
+from ggjit.api.remat_graph import Rematerialized
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.visit import visit

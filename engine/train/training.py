@@ -124,7 +124,8 @@ class Training(Evaluator):
             raise NotSupported("fit: budget is kept on one backend; leave it away, or pass a backend, not a Scheduler")
         stays, least, buft = self.kept_nbytes, 0, self.runs.backend.default_buffer_type
         for name, graph in self._graphs():
-            new, peak = within(graph, max(budget - stays, 0), buft, quick=quick)
+            # what one graph needs at least the others may have, too: whether they fit into less is not asked
+            new, peak = within(graph, max(budget - stays, least), buft, quick=quick)
             if new is None:
                 least = max(least, peak)
             else:

@@ -272,8 +272,8 @@ def _entries(gguf, folder, config, family, sources, kind):
 
 def _numbers(folder, name, tensor):
     if tensor.type not in FLOATS:
-        raise ModelError(f"{folder}: tensor {name!r} holds {tensor.type!r}, no real numbers; the weights are quantised "
-                         f"in a way that cannot be converted, take the original")
+        raise ModelError(f"{folder}: tensor {name!r} holds {tensor.type!r}, not real numbers; the weights are "
+                         f"quantised in a way that cannot be converted, take the original")
     return mapped_numbers(tensor)
 
 

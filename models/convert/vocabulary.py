@@ -61,7 +61,7 @@ def read_json(path, needed=True, kind=dict):
     except OSError as e:
         raise BadFile(f"{path}: {e.strerror}; check the permissions") from e
     except ValueError as e:
-        raise BadFile(f"{path}: no JSON ({e}); fetch it again") from None
+        raise BadFile(f"{path}: not JSON ({e}); fetch it again") from None
     if not isinstance(found, kind):
         raise BadFile(f"{path}: a {type(found).__name__}, a {kind.__name__} is expected; fetch it again")
     return found

@@ -80,7 +80,7 @@ def from_ct2(folder, kind):
     path = folder / MODEL_BIN
     spec, variables = read_ct2(str(path))
     if spec != "WhisperSpec":
-        raise ModelError(f"{path}: a {spec}, no Whisper")
+        raise ModelError(f"{path}: a {spec}, not a Whisper")
     try:
         tensors = _ct2_tensors(variables)
         n_head = _ct2_heads(variables)
@@ -94,7 +94,7 @@ def from_ct2(folder, kind):
                  "encoder.context_length": len(tensors["encoder.positional_embedding"]),
                  "encoder.mel_count": tensors["encoder.conv1.weight"].shape[1]}
     except (KeyError, IndexError, ValueError) as e:
-        raise BadFile(f"{path}: no whole Whisper ({type(e).__name__}: {e}); fetch the folder again") from None
+        raise BadFile(f"{path}: not a complete Whisper ({type(e).__name__}: {e}); fetch the folder again") from None
     about = read_json(folder / "config.json", needed=False)
     if (folder / VOCABULARIES[0]).is_file():
         texts = read_json(folder / VOCABULARIES[0], kind=list)

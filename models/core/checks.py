@@ -40,7 +40,7 @@ def read_text(path):
     except OSError as e:
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
     except UnicodeDecodeError as e:
-        raise BadFile(f"{path}: no UTF-8 text at byte {e.start}; text in UTF-8 is expected, iconv -t UTF-8 makes "
+        raise BadFile(f"{path}: not UTF-8 text at byte {e.start}; text in UTF-8 is expected, iconv -t UTF-8 makes "
                       f"it") from e
 
 

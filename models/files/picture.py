@@ -48,10 +48,10 @@ def _of_file(source):
     except pillow.DecompressionBombError as e:
         raise ParamError(f"{name}: {e}; make it smaller first") from None
     except pillow.UnidentifiedImageError:
-        raise BadFile(f"{name}: no picture that can be read, none of {', '.join(FORMATS)}; save it again as PNG or "
+        raise BadFile(f"{name}: not a picture that can be read ({', '.join(FORMATS)}); save it again as PNG or "
                       f"JPEG") from None
     except (OSError, ValueError, SyntaxError, EOFError) as e:
-        raise BadFile(f"{name}: no picture that can be read ({e}); save it again as PNG or JPEG") from None
+        raise BadFile(f"{name}: not a picture that can be read ({e}); save it again as PNG or JPEG") from None
 
 
 def _of_pillow(picture, name):

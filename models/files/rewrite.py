@@ -316,8 +316,8 @@ def _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, for
                for info in file.tensors.values()]
     for e, info in zip(entries, file.tensors.values(), strict=True):
         if info.ne[0] % e.type.block:
-            raise ParamError(f"{file.path}: tensor {info.name!r} has rows of {info.ne[0]}, no multiple of {e.type!r}'s "
-                             f"block of {e.type.block}; choose another type")
+            raise ParamError(f"{file.path}: tensor {info.name!r} has rows of {info.ne[0]}, not a multiple of "
+                             f"{e.type!r}'s block of {e.type.block}; choose another type")
     new = {key: _same_kind(file, key, value) for key, value in set_keys.items()}
     # readers take the default where the key is missing
     align = alignment(set_keys.get(ALIGNMENT, DEFAULT_ALIGNMENT if ALIGNMENT in remove_keys else file.alignment))

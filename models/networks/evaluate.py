@@ -185,7 +185,8 @@ class SavedLogits:
         except (OSError, ValueError) as e:
             raise BadFile(f"{self.path}: {getattr(e, 'strerror', None) or e}; check the path") from e
         if data.size < 20 or data[:8].tobytes() != LOGITS_MAGIC:
-            raise BadFile(f"{self.path}: no file of log-probabilities; write one with --save-logits, or name a model")
+            raise BadFile(f"{self.path}: not a file of log-probabilities; write one with --save-logits, or name "
+                          f"a model")
         self.n_ctx, self.n_vocab, n = struct.unpack("<3i", data[8:20].tobytes())
         if not (LEAST_N_CTX <= self.n_ctx < 1 << 24 and 0 < self.n_vocab < 1 << 24 and 0 < n < 1 << 24):
             raise BadFile(f"{self.path}: {n} chunks of {self.n_ctx} tokens out of {self.n_vocab}; the file is damaged")

@@ -51,8 +51,10 @@ N_CTX, LEAST_ROWS = 256, 4      # tokens of a row, fewer where a text would have
 LEAST_STEPS = 40                # optimizer steps where `epochs` is not given: short texts are read several times
 LR_SUM = 0.08                   # learning rate times steps, where `lr` is not given
 SAMPLE_TOKENS = 48
-MAX_TRIES = 4                   # tries with a smaller arena, where planning itself took memory
+MAX_TRIES = 2                   # tries with a smaller arena, where planning itself took memory
 SLACK, SLACK_NBYTES = 0.005, 4 << 20    # room for small temporary arrays
+PLANS_NBYTES = 3000                     # what a plan within a limit may take more than one without, per node
+AGAIN_NBYTES = 2 << 20                  # how far processes that do the same differ
 
 
 # ---------------------------------------------------------------- texts
@@ -103,50 +105,63 @@ def _give_back():
 class _FittingTraining:
     """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take.
 
-    The one without a limit is planned first, which is quick: often it fits; and it says what is enough where not even
-    the process and the weights fit.
+    The one without a limit is planned first, which is quick: often it fits; and it says what the process takes beside
+    the arena, for every limit.  So a limit is a number of bytes for the arena, `_room`, and back, `_taken`.
     """
 
     def __init__(self, network, make, limit):
-        before, self.network, self.training = resident_nbytes(), network, make(None)
+        self.network, self.training = network, make(None)
         self.peak = self._peak()
         if limit is None or self.peak <= limit:
             return
-        grown = max(resident_nbytes() - before, 0)      # plans and kernels; those within a limit take as much or more
-        enough, kept, budget = self.peak + SLACK_NBYTES, self.training.kept_nbytes, None
+        enough, kept, over = self.peak + AGAIN_NBYTES, self.training.kept_nbytes, 0
+        beside = self._beside() + PLANS_NBYTES * len(self.training.first)
+        arena = _room(limit) - beside
         for _ in range(MAX_TRIES):
-            self.training = None                        # the old arena is freed before the next one is made
+            self.training = least = None                # the old arena is freed before the next one is made
             _give_back()
-            free = limit - resident_nbytes() - network.weights.nbytes - SLACK_NBYTES
-            if free <= kept:                            # no plan has room: searching for one would take seconds
-                raise self._too_few(limit, enough)
-            budget = free - grown if budget is None else budget - (self.peak - limit) - SLACK_NBYTES
-            least = None
+            before = resident_nbytes()
             try:
-                self.training = make(max(budget, 1))
+                self.training = make(kept + max(arena, 0))
             except gg.BudgetError as e:
-                least = e.minimum               # the error itself would hold what was planned
+                least = e.minimum - kept                # the error itself would hold what was planned
             if least is not None:
-                raise self._too_few(limit, min(limit + least - budget + SLACK_NBYTES, enough))
-            self.peak = self._peak()
+                _give_back()
+                beside += max(resident_nbytes() - before, 0)    # what the search leaves is there at the next call
+                raise self._too_few(limit, min(max(_taken(beside + least), over) + AGAIN_NBYTES, enough))
+            over = self.peak = self._peak()
             if self.peak <= limit:
                 return
-        raise self._too_few(limit, min(self.peak + SLACK_NBYTES, enough))
+            arena -= self.peak - limit
+        raise self._too_few(limit, min(self.peak + AGAIN_NBYTES, enough))
 
     def _too_few(self, limit, least):
         return gg.BudgetError(
             f"finetune: memory of {mib(limit)} is {mib(least - limit)} too little: the weights take "
-            f"{mib(self.network.weights.nbytes)}, and the process has {mib(resident_nbytes())} already; use {least:,} "
-            f"bytes or more, a shorter context, or fewer targets", least)
+            f"{mib(self.network.weights.nbytes)}, and the process has {mib(resident_nbytes())} already; use "
+            f"memory={least} or more, a shorter context, or fewer targets", least)
 
     def _peak(self):
         """Bytes of the process when all is planned and every page was touched."""
         _give_back()
-        runs = self.training.runs
-        graphs = [g for g in (self.training.first, self.training.further, self.training.step_graph) if g is not None]
-        work = max(runs.plan(graph).work_nbytes for graph in graphs)
-        planned = runs.allocator.buffer_size() + work + self.network.weights.nbytes
-        return int((resident_nbytes() + planned) * (1 + SLACK)) + SLACK_NBYTES
+        return _taken(self._beside() + self.training.runs.allocator.buffer_size())
+
+    def _beside(self):
+        """Bytes of the process now, and those to come beside the arena: weights, and what kernels work in."""
+        training = self.training
+        graphs = [g for g in (training.first, training.further, training.step_graph) if g is not None]
+        work = max(training.runs.plan(graph).work_nbytes for graph in graphs)
+        return resident_nbytes() + work + self.network.weights.nbytes
+
+
+def _taken(nbytes):
+    """What a process may take that is planned to take so many bytes."""
+    return math.ceil(nbytes * (1 + SLACK)) + SLACK_NBYTES
+
+
+def _room(limit):
+    """The most bytes that a process may be planned to take within a limit: _taken(_room(limit)) <= limit."""
+    return math.floor((limit - SLACK_NBYTES) / (1 + SLACK))
 
 
 # ---------------------------------------------------------------- what users call
@@ -185,8 +200,16 @@ def _end_of(path):
 class Finetuning:
     """A training that is planned: `.peak` (bytes of the process), `.n_steps`, `.n_params`; `run()`."""
 
-    def __init__(self, model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr, batch, seed, n_threads,
-                 checkpoint, callback):
+    def __init__(self, *args):
+        """Those of `finetune`, `model` to `callback` without `out`."""
+        try:
+            self._plan(*args)
+        except gg.BudgetError as e:
+            self.__dict__.clear()       # who keeps the error keeps its frames: the network would count at the next try
+            raise e.with_traceback(None) from None
+
+    def _plan(self, model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr, batch, seed, n_threads,
+              checkpoint, callback):
         self._before = taken_now()
         epochs = None if epochs is None else integer("epochs", epochs, 1, 1 << 31)
         steps = math.inf if steps is None else integer("steps", steps, 1, 1 << 62)

@@ -29,7 +29,7 @@ from ggjit.alloc.report import mib
 from ggjit.api.measure_memory import kernel_work_nbytes
 from ggjit.api.rematerialize import BudgetError
 from ggjit.core.arguments import nbytes_of, typed_call
-from ggjit.core.config import default_threads
+from ggjit.core.config import MAX_THREADS, default_threads
 from ggjit.core.kernels_ahead import missing
 from ggjit.core.process_memory import give_back_heap, resident_now
 from ggjit.cpu.cpu_plan import likely_parts, needs
@@ -63,7 +63,7 @@ class Setting:
 
     def __str__(self):
         words = [f"context {self.n_ctx:,}", f"batch {self.n_batch}", f"{self.kv_type} cache",
-                 "repacked where it pays" if self.repack is None else "not repacked"]
+                 {None: "repacked where it pays", True: "repacked", False: "not repacked"}[self.repack]]
         if self.n_gpu_layers is not None:
             words.append("all layers on devices" if self.n_gpu_layers < 0 else f"{self.n_gpu_layers} layers on devices")
         return ", ".join(words + ["experts in host memory"] * self.cpu_moe + ["weights streamed"] * self.streamed +
@@ -163,7 +163,7 @@ class _Search:
         self.n_threads = default_threads() if n_threads is None else n_threads
         self.sizes = device_sizes(devices)
         self.measured, self._missing = {}, {}
-        self.near = 0                           # the last number of layers that was found, as a place's number
+        self.near = None                        # the last number of layers that was found, as a place's number
 
     @functools.cached_property
     def file(self):
@@ -248,7 +248,7 @@ class _Search:
 
     def frontier(self, chosen):
         out = {}
-        for kind in self.kinds:
+        for kind in dict.fromkeys((*self.kinds, chosen.kv_type)):
             points = []
             for n in self.contexts[::-1]:
                 c = self(dataclasses.replace(chosen, kv_type=kind, n_ctx=n, n_batch=min(chosen.n_batch, n)))
@@ -289,12 +289,20 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
     known_options("fit", options, OPTIONS)
     if n_batch is not None:
         integer("n_batch", n_batch, 1, MOST)
+<<<<<<< HEAD
     search = _Search(model, limit, devices, n_threads, options)
     try:
         with busy("planning settings"):
             return _found(search, n_ctx, n_batch, kv_type, repack)
     finally:
         search.let_go()
+=======
+    if n_threads is not None:
+        integer("n_threads", n_threads, 1, MAX_THREADS)
+    search = _Search(model_file(model), limit, devices, n_threads, options)
+    with busy("planning settings"):
+        return _found(search, n_ctx, n_batch, kv_type, repack)
+>>>>>>> main
 
 
 def _found(search, n_ctx, n_batch, kv_type, repack):
@@ -304,16 +312,9 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
         integer("n_ctx", n, 1, MOST)
     kinds = search.kinds if kv_type is None else (str(kv_type).upper(),)
     tried = []
-    for streamed, kind, n in itertools.product((False, True), kinds, search.contexts):
+    for kind, n, streamed in _that_may_fit(search, kinds, tried, n_batch, repack):
         batches, repacks = _ways(n, n_batch, repack, streamed)
-        lean = search(Setting(n, batches[-1], True, kind, repacks[-1], *_places(search)[0], streamed))
-        if search.over_limit(lean.compiled):
-            tried.append(lean)
-            continue
-        for place in _places_that_hold(search, lean.setting, tried):
-            if search.over_limit(search(place).compiled):
-                tried.append(search(place))
-                continue
+        for place in _lean(search, n, kind, streamed, tried, batches[-1], repacks[-1]):
             for packed, batch in itertools.product(repacks, batches):
                 c = search(dataclasses.replace(place, n_batch=batch, repack=packed))
                 if not search.over(c):
@@ -321,6 +322,31 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
                     return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
                 tried.append(c)
     raise _too_little(search, _least(search, n_batch, kinds, repack))
+
+
+def _that_may_fit(search, kinds, tried, n_batch, repack):
+    """Yield (cache type, context, streamed), best first.  Where the shortest context does not fit, no longer one is
+    planned; where the smallest type does not, no other one."""
+    def may(kind, streamed):
+        n = search.contexts[-1]
+        batches, repacks = _ways(n, n_batch, repack, streamed)
+        return _lean(search, n, kind, streamed, tried, batches[-1], repacks[-1])
+    for streamed in (False, True):
+        if len(kinds) == 1 or may(kinds[-1], streamed):
+            for kind in kinds:
+                if len(search.contexts) == 1 or may(kind, streamed):
+                    yield from ((kind, n, streamed) for n in search.contexts)
+
+
+def _lean(search, n, kind, streamed, tried, batch, repack):
+    """Settings of the least memory, one for each place in which such a setting stays within the limit."""
+    first = search(Setting(n, batch, True, kind, repack, *_places(search)[0], streamed))
+    if search.over_limit(first.compiled):
+        tried.append(first)
+        return []
+    places = [search(s) for s in _places_that_hold(search, first.setting, tried)]
+    tried += [c for c in places if search.over_limit(c.compiled)]
+    return [c.setting for c in places if not search.over_limit(c.compiled)]
 
 
 def _too_little(search, least):
@@ -367,9 +393,16 @@ def _places_that_hold(search, lean, tried):
     some = places[len(whole):]
     found = [place for place in whole if held(place)]
     if some:
+        search.near = _near(search, lean, len(some)) if search.near is None else search.near
         search.near = _first(lambda k: held(some[k]), len(some), search.near)
         found.append(some[search.near])
     return [dataclasses.replace(lean, n_gpu_layers=n, cpu_moe=moe) for n, moe in found]
+
+
+def _near(search, lean, n_places):
+    """About where the number of layers is that devices hold, by the bytes of all layers."""
+    whole = sum(search(dataclasses.replace(lean, n_gpu_layers=-1, cpu_moe=False)).devices.values())
+    return min(int(n_places * max(1 - sum(search.sizes.values()) / max(whole, 1), 0)), n_places - 1)
 
 
 def _least(search, n_batch, kinds, repack):
@@ -425,7 +458,8 @@ def _longer(search, chosen, tried):
 
 def _others(search, chosen, tried):
     """The settings that were tried, then those near the choice, each with the reason against it."""
-    s, out = chosen.setting, [dataclasses.replace(c, why=search.over(c)) for c in tried]
+    s = chosen.setting
+    out = [dataclasses.replace(c, why=search.over(c)) for c in {c.setting: c for c in tried}.values()]
     near = [(dataclasses.replace(s, flash=False), "attention scores take memory, and it is slower")]
     if s.kv_type == "F16" and "Q8_0" in search.kinds:
         near.append((dataclasses.replace(s, kv_type="Q8_0"), "rounds keys and values without need"))

@@ -68,7 +68,7 @@ def multiple_choice(m, tasks, n_tasks=None, progress=True):
     tasks = read_tasks(tasks) if is_path(tasks) else list(tasks)
     tasks = tasks if n_tasks is None else tasks[:n_tasks]
     if not tasks:
-        raise ParamError("there is no task; the file is empty, or n_tasks is 0")
+        raise ParamError("no tasks; the file is empty, or n_tasks is 0")
     right = 0
     with bar("tasks", len(tasks), drawn=progress) as step:
         for context, endings, answer in tasks:

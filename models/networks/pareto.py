@@ -17,7 +17,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from ggjit.alloc.report import MeasureReport, mib
-from ggjit.api.rematerialize import BudgetError, Rematerialized
+from ggjit.api.remat_graph import Rematerialized
+from ggjit.api.rematerialize import BudgetError
 from ggjit.core.arguments import typed_call
 from ggjit.core.html_repr import PlotRepr, escape
 from ggjit.display.html import table
@@ -135,16 +136,15 @@ def pareto(model=None, text=None, shares=SHARES, repeats=3, clock=None, **option
         raise TypeMismatch(f"clock is a function that returns seconds, such as time.process_time, got {clock!r}")
     if "arena" in options:
         raise ParamError("pareto tries arenas itself; say with shares which ones, and leave arena out")
-    with load_model(model, **options) as m:
+    with _untold(), load_model(model, **options) as m:
         title, ids = os.path.basename(str(m.file.path)), _ids(m, text)
         if m.CAUSAL:
             options = {"n_ctx": max(len(ids), LEAST_CTX), "n_batch": len(ids), **options}
     with contextlib.ExitStack() as stack, work("reading within arenas", len(shares) + 1) as step:
-        stack.enter_context(warnings.catch_warnings())
         def read_within(share, nbytes):
             return stack.enter_context(contextlib.closing(_Reader(model, ids, share, nbytes, options, clock)))
-        readers = [read_within(None, None)]
-        warnings.simplefilter("ignore", GgjitWarning)       # the same network again: it has said what it has to say
+        readers = [read_within(None, None)]                 # what load_model warns of is told here
+        stack.enter_context(_untold())
         peak = readers[0].m.compute_nbytes
         for share in shares:
             step()
@@ -158,6 +158,14 @@ def pareto(model=None, text=None, shares=SHARES, repeats=3, clock=None, **option
                     x.again()
         points = [x.point(readers[0].values) if isinstance(x, _Reader) else x for x in readers]
     return ArenaPareto(points, f"{title}, {len(ids):,} token{'s' * (len(ids) > 1)}")
+
+
+@contextlib.contextmanager
+def _untold():
+    """Warnings of the library are not shown: the same network is loaded several times."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GgjitWarning)
+        yield
 
 
 def _ids(m, text):

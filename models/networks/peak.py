@@ -23,6 +23,7 @@ from ggjit.models.files.whisper_file import open_model
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.memory import MemoryUse, expected
 from ggjit.models.networks.load import EMBEDDED, network_of
+from ggjit.models.networks.placement.offload import names_devices
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import BY_NAME
@@ -38,7 +39,8 @@ SHAPES = {
 
 
 def _unknown(name):
-    return ModelError(f"no file and no shape {str(name)!r}{nearest(str(name), SHAPES)}; shapes: {', '.join(SHAPES)}")
+    return ModelError(f"{str(name)!r} is neither a file nor a shape{nearest(str(name), SHAPES)}; shapes: "
+                      f"{', '.join(SHAPES)}")
 
 
 class ShapeFile:
@@ -91,8 +93,8 @@ def model_file(model):
         return model
     model = EMBEDDED if model is None else model
     if not isinstance(model, str | os.PathLike):
-        raise TypeMismatch(f"a model is planned from its file: a path, not a {type(model).__name__}; of a network that "
-                           f"was loaded, m.file.path")
+        raise TypeMismatch(f"a model is planned from its file: expected a path, got {type(model).__name__}; of a "
+                           f"network that was loaded, m.file.path")
     if model in SHAPES:
         return ShapeFile(model)
     if not os.path.exists(model):
@@ -167,7 +169,7 @@ def of_picture(vision, width, height, n_threads):
 def null_network(file, devices=(), n_gpu_layers=None, **options):
     """The network of an opened file on NULL devices.  devices, n_gpu_layers: as model_peak; options: of LoadOptions."""
     gpus = null_devices(devices)
-    placed = {"n_gpu_layers": n_gpu_layers, "override_tensor": options.get("override_tensor")}
+    placed = {"n_gpu_layers": n_gpu_layers, "override_tensor": names_devices(options.get("override_tensor"))}
     if not gpus and any(placed.values()):
         raise ParamError(f"{next(filter(placed.get, placed))}: say which devices there are, "
                          'devices={"GPU0": "24G"}')

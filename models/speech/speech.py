@@ -61,7 +61,7 @@ def load_speech(path=None, n_threads=None, backend="CPU", kv_type=None, gelu="ex
             raise ParamError(f"gelu = {gelu!r}: Moonshine is computed with the exact one; leave gelu out")
         return MoonshineSpeech(Moonshine(file, options, kv_type=kv_type))
     if file.arch != "whisper":
-        raise ModelError(f"{path}: a model of architecture {file.arch!r}, none that hears; load_model loads it")
+        raise ModelError(f"{path}: a model of architecture {file.arch!r}, which does not hear; load_model loads it")
     return Speech(Whisper(file, options, kv_type=kv_type, gelu=gelu))
 
 

@@ -71,7 +71,7 @@ class Vocabulary:
         code = lower if lower in LANGUAGES else next((c for c, n in LANGUAGES.items() if n == lower), None)
         if not isinstance(name, str) or code not in self.languages:
             more = "" if self.multilingual else "; it is an English-only model"
-            raise ParamError(f"language {name!r} is none that {self.path} knows"
+            raise ParamError(f"{self.path} does not know the language {name!r}"
                              f"{nearest(lower, [*self.languages, *LANGUAGES.values()])}{more}")
         return code
 

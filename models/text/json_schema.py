@@ -180,7 +180,7 @@ class _Schema:
         required = self.required(s, at)
         left = [name for name in required if name not in properties]
         if left:
-            self.warn(at, left, "of required is none of the properties; the text may leave it out")
+            self.warn(at, left, "of required is not one of the properties; the text may leave it out")
         if not properties and (more is True or not {"properties", "additionalProperties"} & {*s}):
             return "object"         # with empty properties, the arguments of a function without any, it is "{}"
         names = {key: self.rule(f"{at}-{key}-kv", f'{literal(_json(key))} space ":" space '
@@ -309,7 +309,7 @@ def _json(value):
 
 
 def _other_string(names):
-    """A JSON string that is none of `names`."""
+    """A JSON string that is not one of `names`."""
     trie = {}
     for name in names:
         node = trie

@@ -55,7 +55,7 @@ def flash_attn_ext(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, 
         if not math.isfinite(value):
             raise ParamError(f"flash_attn_ext: {name} must be a finite number, got {value!r}")
     if max_bias > 0 and mask is None:
-        raise ParamError("flash_attn_ext: max_bias (ALiBi) scales the mask, but there is none; pass mask=")
+        raise ParamError("flash_attn_ext: max_bias (ALiBi) scales the mask, but no mask was given; pass mask=")
     params = (float(scale), float(max_bias), float(logit_softcap), PREC_DEFAULT)
     ne = (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
     return q.ctx.node(OP.FLASH_ATTN_EXT, F32, ne, (q, k, v, mask, None), params, ndim=max(3, q.ndim))

@@ -51,7 +51,8 @@ def interpolate(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, mode: int):
     mode = whole("interpolate", "mode", mode)
     known = mode & 0xFF in (NEAREST, BILINEAR, BICUBIC) and mode < 1 << 10
     if not known or (mode & ANTIALIAS and mode & 0xFF != BILINEAR):
-        raise ParamError(f"interpolate: mode {mode:#x} is none of 0, 1, 2, + 0x100 to align corners, and 0x201, 0x301")
+        raise ParamError(f"interpolate: mode must be 0, 1 or 2 (+ 0x100 to align corners), or 0x201, 0x301; got "
+                         f"{mode:#x}")
     size = [whole("interpolate", f"ne{i}", n, 0, 2 ** 40) for i, n in enumerate((ne0, ne1, ne2, ne3))]
     require(min(a.ne) > 0 or min(size) == 0, "interpolate: the source is empty", a)
     return a.ctx.node(OP.UPSCALE, F32, size, (a,), (mode,))

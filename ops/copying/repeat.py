@@ -34,7 +34,7 @@ def repeat_to(a, wanted, ndim):
     """a tiled to the sizes `wanted`, with `ndim` axes."""
     require_type("repeat", a, TYPES)
     if not all(n >= 0 and (n == 0 if m == 0 else n % m == 0) for n, m in zip(wanted, a.ne, strict=True)):
-        raise ShapeError(f"repeat: {list(wanted)} is no multiple of {describe(a)} in every dimension")
+        raise ShapeError(f"repeat: {list(wanted)} is not a multiple of {describe(a)} in every dimension")
     return a.ctx.node(OP.REPEAT, a.type, wanted, (a,), ndim=ndim)
 
 

@@ -60,8 +60,8 @@ class AddressSpace:
     def _take(self, address, nbytes, kind, protection):
         found = self._alloc(address, nbytes, kind, protection)
         if not found:
-            raise OutOfMemory(f"Windows gives no {nbytes:,} bytes more; close programs or models, or enlarge the page "
-                              f"file")
+            raise OutOfMemory(f"Windows does not give {nbytes:,} more bytes; close programs or models, or enlarge the "
+                              f"page file")
         return found
 
 

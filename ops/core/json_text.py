@@ -9,11 +9,11 @@ def parse_json(text, finite=False):
     try:
         return json.loads(text, parse_float=_finite, parse_constant=_finite) if finite else json.loads(text)
     except RecursionError:
-        raise ValueError("too many values in each other") from None
+        raise ValueError("values are nested too deeply") from None
 
 
 def _finite(text):
     x = float(text)
     if not math.isfinite(x):
-        raise ValueError(f"{text[:20]} is no finite number")
+        raise ValueError(f"{text[:20]} is not a finite number")
     return x

@@ -40,7 +40,7 @@ class Type:
         return self.id
 
     def __call__(self, *values):
-        raise TypeMismatch(f"a type is no function: gg.tensor(values, type=gg.{self!r}) makes a tensor of numbers, "
+        raise TypeMismatch(f"a type is not a function: gg.tensor(values, type=gg.{self!r}) makes a tensor of numbers, "
                            f"gg.cast(t, gg.{self!r}) converts one")
 
     if not TYPE_CHECKING:               # checkers would take every attribute for granted

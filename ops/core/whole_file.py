@@ -84,9 +84,9 @@ def _replace(new, path):
     except OSError as e:
         if getattr(e, "winerror", None) not in _IN_USE:
             raise
-        raise PermissionError(errno.EACCES, "it is in use, and Windows replaces no such file; free the model that was "
-                              "loaded from it (m.free()), close other programs that read it, or choose another name",
-                              path) from e
+        raise PermissionError(errno.EACCES, "it is in use, and Windows does not replace a file in use; free the model "
+                              "that was loaded from it (m.free()), close other programs that read it, or choose "
+                              "another name", path) from e
 
 
 def _rename_all(pairs):

@@ -20,10 +20,11 @@ Types whose codes name levels or points of a grid are in block_points.py, the ta
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import BY_NAME, Type
-from ggjit.ops.cuda.compiler.core import device, ld_f16, ld_i8, ld_i32, ld_i32_2, ld_u8
+from ggjit.ops.cuda.compiler.core import device, ld_f16, ld_i8, ld_i32, ld_i32_2, ld_u8, table
 
 LOW, THREES, ONES = 0x0F0F0F0F, 0x03030303, 0x01010101
 ZERO = f32(0)
@@ -277,6 +278,38 @@ def _tq2_0_words(p, u):
     return two_bits_2(p + 32 * (u >> 2) + 8 * (u & 3))
 
 
+# ---------------------------------------------------------------- five codes of three values a byte
+power_of_3 = table(np.array([1, 3, 9, 27, 81], np.int32))
+
+
+@device
+def _digit(byte, power):
+    """A byte is a fraction of 256 in base 3; its digits are 0, 1, 2."""
+    return ((byte & 255) * power & 255) * 3 >> 8
+
+
+@device
+def _tq1_0_word(p, u, half, j):
+    """Codes 16 half + 4 j ... + 3 of unit u: digit n of four bytes.
+
+    units 0 to 4    digit u of 32 bytes
+    5 to 7          two digits of the next 16 bytes, of the last unit one; its other half: all four of 4 bytes
+    """
+    at, n = p + 16 * half + 4 * j, u
+    if u > 4:
+        at, n = p + 32 + 4 * j, 2 * (u - 5) + half
+        if u == 7 and half == 1:
+            at, n = p + 48, j
+    x, power = ld_i32_2(at), power_of_3(n)
+    return (_digit(x, power) | _digit(x >> 8, power) << 8 | _digit(x >> 16, power) << 16 | _digit(x >> 24, power) << 24)
+
+
+@device
+def _tq1_0_words(p, u):
+    return (_tq1_0_word(p, u, 0, 0), _tq1_0_word(p, u, 0, 1), _tq1_0_word(p, u, 0, 2), _tq1_0_word(p, u, 0, 3),
+            _tq1_0_word(p, u, 1, 0), _tq1_0_word(p, u, 1, 1), _tq1_0_word(p, u, 1, 2), _tq1_0_word(p, u, 1, 3))
+
+
 BITS = (
     Blocks(BY_NAME["q8_0"], 2, _q8_words, q8_scale, halves_at, mins=False, pair=_q8_pair),
     Blocks(BY_NAME["q4_0"], 2, _four_bits(nibbles_2, 2), _centred(8), halves_at,
@@ -294,4 +327,5 @@ BITS = (
     Blocks(BY_NAME["q6_K"], 4, _q6_K_words, _q6_K_scale, octet_at),
     Blocks(BY_NAME["q1_0"], 2, _q1_0_words, _centred(1), halves_at),
     Blocks(BY_NAME["q2_0"], 2, _q2_0_words, _centred(1), halves_at),
-    Blocks(BY_NAME["tq2_0"], 4, _tq2_0_words, _centred(1, 64), octet_at))
+    Blocks(BY_NAME["tq2_0"], 4, _tq2_0_words, _centred(1, 64), octet_at),
+    Blocks(BY_NAME["tq1_0"], 2, _tq1_0_words, _centred(1, 52), halves_at))

@@ -1,7 +1,7 @@
 """flash_attn_ext by tensor cores, keys and values copied ahead of the products (ops/attention/flash_attn.py).
 
     rows        pairs of a query and a head that share keys     q0 h0 | q0 h1 | q1 h0 | q1 h1 | ...
-    warp        16 rows; the warps of a block share tiles of KEYS keys, blocks share the keys where rows are few
+    warp        16 rows; the warps of a block share tiles of keys, blocks share the keys where rows are few
 
                       keys                               dims of a value
                  8      8      8      8                  8     8     ...
@@ -9,8 +9,9 @@
     rows     |  s      s      s      s   |  16    p @ |  v     v          KEYS        s, p, o: mma tiles of 16 x 8,
              +------+------+------+------+            +-----+-----+-----              float32, in registers
 
-Heads of 80 and 112 dims are filled up with zeros to steps of 32; beyond LONG_HEAD a tile has FEW_KEYS keys,
-and two warps have the same rows, each a half of the values.
+Heads of 80 and 112 dims are filled up with zeros to steps of 32; beyond LONG_HEAD two warps have the same rows, each a
+half of the values.  A tile has FEW_KEYS keys there and where one warp has all rows, or registers would not do: the
+kernel that walks over a plan has 128 of a thread.
 
 One query of a model with grouped heads so fills rows of a tile that one head alone would leave empty: a key is read
 once for all of them.  q k takes dims in the order of mul_mat_piped.py: eight that lie side by side.  Values lie by keys
@@ -37,7 +38,7 @@ from ggjit.ops.cuda.rows import FLOATS, ONE
 from ggjit.ops.cuda.soft_max import slope_of
 
 KEYS, STAGES = 32, 2
-LONG_HEAD, FEW_KEYS = 128, 16   # from the first on tiles have so few keys: shared memory and registers hold no more
+LONG_HEAD, FEW_KEYS = 128, 16
 MAX_HEAD, MAX_WARPS = 256, 1 if SMALL_BLOCKS else 4
 MAX_SHARES, ENOUGH_WARPS = 64, 8 if SMALL_BLOCKS else 1024
 K_PAD, V_PAD = 64, 16           # bytes behind a row in shared memory: no two lanes of a load meet in a bank
@@ -55,20 +56,28 @@ def _blocks_of_rows(n_rows, warps):
     return (n_rows + 16 * warps - 1) // (16 * warps)
 
 
-def _shares(n_kv, n_warps):
+def _shares(n_kv, n_warps, keys):
     """Blocks that share the keys of the same rows, where so many warps would have them alone."""
-    return max(1, min(min((n_kv + 2 * KEYS - 1) // (2 * KEYS), MAX_SHARES), ENOUGH_WARPS // n_warps))
+    return max(1, min(min((n_kv + 2 * keys - 1) // (2 * keys), MAX_SHARES), ENOUGH_WARPS // n_warps))
 
 
 shares, blocks_of_rows = core.device(_shares), core.device(_blocks_of_rows)
 
 
+def _keys_of(warps):
+    """Of a tile, as far as rows say."""
+    return FEW_KEYS if warps == 1 else KEYS
+
+
 def _make_shares_of(warps):
+    keys = _keys_of(warps)
+
     @core.device
     def shares_of(node):
         q, k = node + views.SRC0, node + views.SRC1
         n_rows = views.ne(q, 1) * (views.ne(q, 2) // views.ne(k, 2))
-        return shares(views.ne(k, 1), warps * blocks_of_rows(n_rows, warps) * views.ne(k, 2) * views.ne(q, 3))
+        return shares(views.ne(k, 1), warps * blocks_of_rows(n_rows, warps) * views.ne(k, 2) * views.ne(q, 3),
+                      keys)
     return shares_of
 
 
@@ -221,7 +230,7 @@ def _make_put(dv, halves, coded):
 
 # ---------------------------------------------------------------- the kernel
 def _make(types, d, dv, warps, has_mask, has_sinks, coded):
-    (tq, tk, tv), keys, padded = types, KEYS if max(d, dv) <= LONG_HEAD else FEW_KEYS, _padded(d)
+    (tq, tk, tv), keys, padded = types, _keys_of(warps) if max(d, dv) <= LONG_HEAD else FEW_KEYS, _padded(d)
     halves = _halves(dv)
     k_stride, v_stride, threads = 2 * padded + K_PAD, 2 * dv + V_PAD, 32 * warps * halves
     v_at, stage_nbytes = keys * k_stride, keys * (k_stride + v_stride)
@@ -336,7 +345,7 @@ def launch(t, coded=False):
     n_rows = q.ne[1] * (q.ne[2] // k.ne[2])
     warps = min(MAX_WARPS, 1 if n_rows <= 16 else 2 if n_rows <= 32 else 4)
     blocks = _blocks_of_rows(n_rows, warps)
-    n = _shares(k.ne[1], warps * blocks * k.ne[2] * q.ne[3])
+    n = _shares(k.ne[1], warps * blocks * k.ne[2] * q.ne[3], _keys_of(warps))
     if coded and n == 1:
         return None
     types, options = (q.type, k.type, v.type), (mask is not None, sinks is not None)

@@ -24,7 +24,7 @@ def arange(ctx: Context, start: float, stop: float, step: float):
         start, stop, step = (np.float32(x) for x in (start, stop, step))
         n = np.ceil((stop - start) / step)
     require_param(stop > start and step > 0 and 0 < n <= I32_MAX and math.isfinite(start),
-                  f"arange: from {start} to {stop} by {step} is no ascending range of at most 2^31 numbers")
+                  f"arange: from {start} to {stop} by {step} is not an ascending range of at most 2^31 numbers")
     return ctx.node(OP.ARANGE, F32, (int(n),), (), (float(start), float(stop), float(step)))
 
 

@@ -125,6 +125,9 @@ def custom_inplace(a: Tensor, args: Sequence[Tensor], fun: Callable[..., Any], n
 def _build(op, type, ne, ndim, src, fun, n_tasks, userdata, view_of=None):
     require_param(is_whole(n_tasks, -1) and n_tasks != 0,
                   f"{op.name.lower()}: n_tasks is -1 (all threads) or positive, got {n_tasks!r}")
+    if None in src:
+        raise TypeMismatch(f"{op.name.lower()}: source {src.index(None)} is None; the function gets every source as an "
+                           f"array, so leave it out (gg.custom takes 1 to {MAX_SRC} sources) or give a tensor")
     f = CustomFunction(fun, userdata)
     f.check_arity(op.name.lower(), len(src))
     key = next(_keys)
@@ -303,7 +306,7 @@ def kernel(t, n_threads):
         raise TypeMismatch(f"an @njit custom op takes scalar types, got {describe(t)} of "
                            f"{', '.join(describe(s) for s in t.src)}; cast them, or use a Python function")
     if f.kind == "njit" and any(x.type is F16 for x in (t, *t.src)):
-        raise TypeMismatch(f"an @njit custom op takes no float16, which Numba has not, got {describe(t)} of "
+        raise TypeMismatch(f"an @njit custom op cannot take float16, which Numba lacks, got {describe(t)} of "
                            f"{', '.join(describe(s) for s in t.src)}; gg.cast(t, gg.F32), or use a Python function")
     n_tasks = int(t.op_params[2])
     return CustomKernel(name=f"custom-{getattr(f.fun, '__name__', 'c')}", make=None, cost=0.0 if n_tasks == 1 else MANY,

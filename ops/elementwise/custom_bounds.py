@@ -9,7 +9,8 @@ arguments are marked, so is all that is computed from them, and what is computed
 is, as in `if a[i] == 0: break`, until nothing new is marked.  Where a marked value is written to a list or an array, so
 are all variables that may lie in its memory: other names, what it is a view of.  Shapes and lengths are no values, but
 of what is made here they may depend on some: `np.zeros(int(a[0]))`, `np.nonzero(a)`, a list.  Then any index of it
-counts.
+counts.  Numbers from outside are marked, too: random ones, and results of functions of C and of unknown functions.
+Runs of a function that catches exceptions say nothing either: it may have caught an IndexError.
 """
 import types
 import weakref
@@ -27,8 +28,11 @@ _AS_LONG = {"argsort", "astype", "copy", "cumsum", "flatten", "sort", "empty_lik
 # Numba's operations whose result may be a part of their `value`
 _PARTS = {"getattr", "getitem", "static_getitem", "getiter", "iternext", "pair_first", "exhaust_iter", "cast"}
 _MAKERS = "numpy", "numba", "builtins"          # modules whose functions make arrays, lists, sets, dicts
+# modules whose functions give the same result for the same arguments, and parts of them whose functions do not
+_PURE, _IMPURE = {*_MAKERS, "math", "cmath", "_operator"}, ("numpy.random", "numba.core.ccallback")
 _NOT_KEPT = ("boundscheck", "parallel", "cache", "nopython")
 _copies = weakref.WeakKeyDictionary()       # @njit function -> its checked copy
+_drawing = weakref.WeakKeyDictionary()      # @njit function -> does it use numbers from outside?
 
 
 def _is_jitted(x):
@@ -99,6 +103,22 @@ def _depends(function, marked_args, sized_args, seen):
     return _ReadValues(run_frontend(function.py_func), marked_args, sized_args).found(seen)
 
 
+def _is_impure(called):
+    """May a function that is not jitted give other results for the same arguments?"""
+    module = str(getattr(called, "__module__", None))
+    return not isinstance(called, type | np.ufunc) and (module.split(".")[0] not in _PURE or
+                                                        module.startswith(_IMPURE))
+
+
+def _draws(function):
+    """Does the @njit function, or one that it calls, use numbers from outside?"""
+    from numba.core.compiler import run_frontend
+    if function not in _drawing:
+        _drawing[function] = False              # where it calls itself
+        _drawing[function] = _ReadValues(run_frontend(function.py_func), frozenset(), frozenset()).draws()
+    return _drawing[function]
+
+
 class _ReadValues:
     """Marked variables of one function's Numba code."""
 
@@ -137,7 +157,21 @@ class _ReadValues:
             return self._is_sized_by_values(value.value.name)
         if value.op == "call" and self._called(value) is len:
             return any(self._is_sized_by_values(v.name) for v in value.args)
-        return any(v.name in self.marked for v in value.list_vars())
+        return any(v.name in self.marked for v in value.list_vars()) or self._is_from_outside(value)
+
+    def draws(self):
+        from numba.core import ir
+        return any(isinstance(s, ir.Assign) and self._is_from_outside(s.value) for _, s in self.statements)
+
+    def _is_from_outside(self, value):
+        """Is it a call whose result arguments alone do not decide?"""
+        from numba.core import ir
+        if not (isinstance(value, ir.Expr) and value.op == "call"):
+            return False
+        called = self._called(value)
+        if called is None:
+            return not self._owner(value)       # methods of arrays and lists compute from their values
+        return _draws(called) if _is_jitted(called) else _is_impure(called)
 
     def _is_sized_by_values(self, name, seen=None):
         """May the length of a variable depend on marked values?"""
@@ -253,14 +287,20 @@ class _ReadValues:
         found = self.definitions.get(variable.name, [])
         return found[0] if len(found) == 1 else None
 
+    def _named(self, variable):
+        """What Python object a variable is, where it is another name of a global one or of a module's attribute."""
+        from numba.core import ir
+        value = self._defined(variable)
+        if isinstance(value, ir.Var):
+            return self._named(value)
+        if isinstance(value, ir.Expr) and value.op == "getattr":
+            of = self._named(value.value)
+            return getattr(of, value.attr, None) if isinstance(of, types.ModuleType | type) else None
+        return value.value if isinstance(value, (ir.Global, ir.FreeVar)) else None
+
     def _called(self, call):
         """What a call calls, where that is a name or an attribute of a module; else None."""
-        from numba.core import ir
-        value = self._defined(call.func)
-        if isinstance(value, ir.Expr) and value.op == "getattr":
-            of = self._defined(value.value)
-            return getattr(of.value, value.attr, None) if isinstance(of, (ir.Global, ir.FreeVar)) else None
-        return value.value if isinstance(value, (ir.Global, ir.FreeVar)) else None
+        return self._named(call.func)
 
     def _is_shape(self, v):
         from numba.core import ir
@@ -274,19 +314,20 @@ class _ReadValues:
 
     def _indexes(self, s, seen):
         from numba.core import ir
+        from numba.core.unsafe.eh import mark_try_block
         if isinstance(s, ir.SetItem):
             return s.index.name in self.marked or self._is_short_by_values(s.target)
         value = s.value if isinstance(s, ir.Assign) else None
         if not isinstance(value, ir.Expr):
-            return False
+            return getattr(value, "value", None) is mark_try_block or isinstance(s, ir.EnterWith)
         if value.op == "getitem":
             return not self._is_shape(value.value) and (
                 value.index.name in self.marked or self._is_short_by_values(value.value))
         if value.op == "make_function":         # a function within the function: not followed
             return True
         called = self._called(value) if value.op == "call" else None
-        if not _is_jitted(called):
-            return False
+        if not _is_jitted(called):              # which function an unknown one is, is not followed
+            return value.op == "call" and called is None and not self._owner(value)
         given = frozenset(k for k, v in enumerate(value.args) if v.name in self.marked)
         sized = frozenset(k for k, v in enumerate(value.args) if self._is_sized_by_values(v.name))
         by_name = any(v.name in self.marked for _, v in value.kws) or value.vararg is not None

@@ -104,7 +104,7 @@ def _node(name, op, a, b, swapped, alpha=0.0, limit=0.0):
     try:
         op = GLU(op)
     except ValueError:
-        raise ParamError(f"{name}: {op!r} is no GLU number (0 to {len(GLU) - 1})") from None
+        raise ParamError(f"{name}: {op!r} is not a GLU number (0 to {len(GLU) - 1})") from None
     for x in (a,) if b is None else (a, b):
         require_type(name, x, (F32, F16))
         require(is_contiguous(x, 1), f"{name}: rows must be contiguous", x, remedy="use gg.cont first")

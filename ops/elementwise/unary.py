@@ -163,7 +163,7 @@ def _unary(a: Tensor, op: int, in_place: bool):
     try:
         op = UNARY(op)
     except ValueError:
-        raise ParamError(f"unary: {op!r} is no UNARY number (0 to {len(UNARY) - 1})") from None
+        raise ParamError(f"unary: {op!r} is not a UNARY number (0 to {len(UNARY) - 1})") from None
     if op is UNARY.XIELU:
         raise ParamError("unary: xielu has parameters, call gg.xielu(a, alpha_n, alpha_p, beta, eps)")
     return _node(op.name.lower(), OP.UNARY, a, (int(op),), in_place)

@@ -168,7 +168,7 @@ def sources_digest(modules):
         m = todo.pop()
         if m not in seen:
             if _source(m) is None:
-                raise LookupError(f"a kernel depends on {m!r}, which is no module of ggjit")
+                raise LookupError(f"a kernel depends on {m!r}, which is not a module of ggjit")
             seen.add(m)
             todo += _imports(m)
     return hashlib.sha256(b"".join(map(_digest, sorted(seen)))).hexdigest()

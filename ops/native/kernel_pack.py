@@ -110,7 +110,7 @@ def _opened(path):
     """
     content = _content(path)
     if not content.startswith(_MAGIC):
-        raise BadFile(f"{path}: no kernel pack of this version; `ggjit cache export FILE` writes one")
+        raise BadFile(f"{path}: not a kernel pack of this version; `ggjit cache export FILE` writes one")
     if hashlib.sha256(content[_HEAD:]).digest() != content[len(_MAGIC):_HEAD]:
         raise _damaged(path)
     try:
@@ -128,7 +128,8 @@ def _opened(path):
         raise _damaged(path)
     for name in manifest:
         if not NAME.fullmatch(name):
-            raise BadFile(f"{path}: {name!r} is no name of a kernel; the pack was not written by `ggjit cache export`")
+            raise BadFile(f"{path}: {name!r} is not the name of a kernel; the pack was not written by `ggjit cache "
+                          f"export`")
     return manifest, code
 
 

@@ -58,7 +58,7 @@ def _check(name, logits, labels):
         require_type(name, t, (F32,))
         require(rows_contiguous(t), f"{name}: elements of a row must lie side by side", t, remedy="use gg.cont first")
     require(same_shape(logits, labels), f"{name}: logits and labels must have one shape", logits, labels)
-    require(min(logits.ne) > 0, f"{name}: there is no mean over no rows", logits)
+    require(min(logits.ne) > 0, f"{name}: the mean needs at least one row with elements", logits)
 
 
 def cross_entropy_loss(a: Tensor, b: Tensor, before: Tensor | None = None, n_rows: int | None = None):

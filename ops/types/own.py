@@ -222,7 +222,7 @@ def _checked_name(name):
 
 
 def remove_type(type):
-    """Ops, names and gg.quantize know a type of your own no more; tensors of it stay as they are.
+    """Ops, names and gg.quantize know a type of your own no longer; its tensors stay as they are.
 
         gg.remove_type("mine")
 
@@ -230,7 +230,7 @@ def remove_type(type):
     """
     found = named(type) if isinstance(type, str) else type
     if not isinstance(found, Type) or found.id not in OWN:
-        raise ParamError(f"remove_type: {type!r} is no type that was defined here; there are "
+        raise ParamError(f"remove_type: {type!r} is not a type that this process defined; these are: "
                          f"{', '.join(t.name for t in OWN.values()) or 'none'}")
     del OWN[found.id]
     remove_traits(found)

@@ -27,7 +27,7 @@ LONG = 1 << 20                  # elements that the slowest quantiser takes some
 def _type(type):
     type = named(type) or type if isinstance(type, str) else type
     if not isinstance(type, Type):
-        raise TypeMismatch(f"{type!r} is no tensor type; use gg.Q8_0, gg.F16, ... or a name such as 'q8_0'")
+        raise TypeMismatch(f"{type!r} is not a tensor type; use gg.Q8_0, gg.F16, ... or a name such as 'q8_0'")
     return type
 
 
@@ -108,7 +108,7 @@ def _as_float32(values, what):
         try:
             values = np.asarray(values)
         except ValueError as e:                 # a ragged list
-            raise TypeMismatch(f"quantize: {what} is no array: {e}") from None
+            raise TypeMismatch(f"quantize: {what} is not an array: {e}") from None
         if values.dtype.kind not in "fiub":
             raise TypeMismatch(f"quantize: {what} holds {values.dtype} values; convert them to real numbers first")
         if values.dtype == np.float32 and values.flags.c_contiguous and values.ndim:
@@ -205,13 +205,13 @@ def dequantize(type, raw, shape):
     """Bytes of `type` -> float32 array of `shape` (NumPy order, last dimension the row).
 
     `raw`: uint8 array or bytes, exactly the bytes of `shape`.  Errors: ShapeError for a wrong byte count or a row
-    that is no multiple of the block.  Source: ggml's to_float.
+    that is not a multiple of the block.  Source: ggml's to_float.
     """
     type = _type(type)
     kernel = _reader(type)
     shape = (shape,) if is_whole(shape) else tuple(shape)
     if not shape or any(n < 0 for n in shape):
-        raise ShapeError(f"dequantize: {shape} is no shape of rows")
+        raise ShapeError(f"dequantize: {shape} is not a shape of rows")
     raw = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes | bytearray | memoryview) else np.asarray(raw)
     with oom_guard("dequantize: the bytes side by side"):
         raw = np.ascontiguousarray(raw).view(np.uint8)

@@ -26,7 +26,7 @@ def first_bad_block(type, data):
     Integers and NVFP4 (every byte is a scale) are always good.  Errors: TypeMismatch, ShapeError.
     """
     if not isinstance(type, Type):
-        raise TypeMismatch(f"{type!r} is no tensor type; use gg.Q8_0, gg.F16, ...")
+        raise TypeMismatch(f"{type!r} is not a tensor type; use gg.Q8_0, gg.F16, ...")
     raw = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1).view(np.uint8)
     if raw.size % type.nbytes:
         raise ShapeError(f"{raw.size} bytes are not whole blocks of {type!r}, which have {type.nbytes} bytes")

@@ -84,7 +84,7 @@ def test_buffers_of_no_bytes_lie_where_others_begin(tmp_path):
 
 
 @pytest.mark.parametrize(("lines", "text"), [
-    ([], "no line of ggml's allocator"),
+    ([], "no line was written by ggml's allocator"),
     ([TAKE.format("a", 64, 0, 0), TAKE.format("b", 64, 32, 0)],
      "line 3: 64 bytes at 32 overlap the 64 bytes at 0 of line 2, which were not freed"),
     ([TAKE.format("a", 64, 0, 0), FREE.format("a", 0, 32, 64)], "line 3: nothing that was allocated lies at offset 32"),
@@ -136,7 +136,7 @@ def test_onnx_graphs_by_shape(tmp_path):
     with pytest.raises(ParamError, match="expected a size"):
         read_trace(path, {"batch": "-4"})
     path.write_bytes(b"no model")
-    with pytest.raises(BadFile, match="no ONNX model"):
+    with pytest.raises(BadFile, match="not an ONNX model"):
         read_trace(path)
     with pytest.raises(ParamError, match="for ONNX graphs"):
         read_trace(tmp_path / "x.csv", {"batch": "4"})

@@ -1,5 +1,6 @@
 """load_model(..., arena=): whatever is read takes no more, with the same bits; too little says how much is enough."""
 import importlib.util
+import warnings
 
 import numpy as np
 import pytest
@@ -87,3 +88,17 @@ def test_bytes_against_time_in_one_call(path, whole):
     assert gg.pareto(path, 8, shares=(x for x in [1e-12]), repeats=1)[1].how == "too small"
     with pytest.raises(gg.TypeMismatch, match=r"gg.measure\(graph\).pareto\(\)"):
         gg.pareto(gg.Graph(gg.sqr(gg.tensor([1.0]))))
+
+
+def test_what_a_model_warns_of_is_told_once_though_it_is_loaded_for_every_arena(path):
+    before = list(warnings.filters)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        filters = list(warnings.filters)
+        found = gg.pareto(path, N_CTX + 8, shares=(0.9, 1e-12), repeats=1, n_threads=1, override_tensor={"expz": "CPU"})
+        assert warnings.filters == filters
+        warnings.warn("of the user", gg.GgjitWarning, stacklevel=1)
+    assert len(found) == 3 and warnings.filters == before
+    texts = [str(w.message) for w in told]
+    assert [sum(words in text for text in texts) for words in ("expz", "trained", "of the user")] == [1, 1, 1]
+    assert all(w.filename == __file__ for w in told) and len(told) == 3

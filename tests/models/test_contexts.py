@@ -1,4 +1,5 @@
 """Contexts: RoPE as options say, beyond the training, shifted, saved and restored; what a shared prefix saves."""
+import itertools
 import struct
 import tracemalloc
 import types
@@ -268,10 +269,11 @@ def is_as_good_as_its_type(name, path, *caches):
         assert np.median(abs(single - whole)) <= CACHES[kv_type] / 4 * want.std()
 
 
-@pytest.mark.parametrize("name", ["llama", *sampled([(n,) for n in ATTENTION if n != "llama"],
-                                                    lambda case: [DECODERS[case[0]].__module__])])
-def test_quantised_caches(name, tmp_path):
-    is_as_good_as_its_type(name, tmp_path / "m.gguf", ("Q8_0", True), ("Q8_0", False))
+@pytest.mark.parametrize("name,flash", [("llama", True), ("llama", False), *sampled(
+    itertools.product([n for n in ATTENTION if n != "llama"], (True, False)),
+    lambda case: [DECODERS[case[0]].__module__, case[1]])])
+def test_quantised_caches(name, flash, tmp_path):
+    is_as_good_as_its_type(name, tmp_path / "m.gguf", ("Q8_0", flash))
 
 
 # a network does not know the type: tests/ops/test_flash_attn.py has attention over every one

@@ -415,7 +415,7 @@ def test_sizes_that_do_not_fit(tmp_path, need):
     (lambda s: changed(s, max_position_embeddings=-1), {}, gg.ModelError, "it has to be .*: -1 for .*context_length"),
     (lambda s: changed(s, vocab_size=2**40), {}, gg.ModelError, "it has to be .*: 1099511627776 for .*vocab_size"),
     (lambda s: (s / "config.json").unlink(), {}, gg.BadFile, "config.json: no such file"),
-    (lambda s: (s / "config.json").write_text("{"), {}, gg.BadFile, "config.json: no JSON"),
+    (lambda s: (s / "config.json").write_text("{"), {}, gg.BadFile, "config.json: not JSON"),
     (lambda s: (s / INDEX).write_text('{"weight_map": ["a"]}'), {}, gg.BadFile, "weight_map has to map names"),
     (lambda s: (s / INDEX).write_text('{"weight_map": {"a": 3}}'), {}, gg.BadFile, "weight_map has to map names"),
     (lambda s: shutil.copy(s / "model.safetensors", s / "again.safetensors"), {}, gg.ModelError,

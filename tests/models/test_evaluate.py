@@ -121,7 +121,7 @@ def test_models_that_cannot_be_compared(tiny, tmp_path):
     with pytest.raises(gg.TypeMismatch, match="a model is expected, .* got str"):
         perplexity("m.gguf", IDS)
     save_gguf(tmp_path / "a.gguf", {"a": np.ones(2, np.float32)})
-    with pytest.raises(gg.BadFile, match="no file of log-probabilities"):
+    with pytest.raises(gg.BadFile, match="not a file of log-probabilities"):
         perplexity(tiny, IDS, n_ctx=N, base=tmp_path / "a.gguf")
 
 

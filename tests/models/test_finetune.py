@@ -14,13 +14,12 @@ from ggjit.models import finetune, load_model
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import CannotWrite
 from ggjit.models.networks import finetune as finetuning
-from ggjit.models.networks.finetune import LEAST_STEPS, _texts, read_ids
+from ggjit.models.networks.finetune import LEAST_STEPS, Finetuning, _texts, read_ids
 from ggjit.models.networks.load import EMBEDDED
 from ggjit.models.networks.parts.training import TokenLoss
 from ggjit.tools.command.common import nbytes
 from ggjit.tools.command.helpers import scaled
 from ggjit.tools.command.main import main
-from ggjit.train import training
 
 IDS = np.tile(np.arange(40), 9)
 N = 16
@@ -88,7 +87,7 @@ def test_a_short_text_is_cut_into_four_rows(tmp_path):
 def test_memory_is_kept_and_changes_no_bit(model, tmp_path):
     free = train(model, tmp_path / "a.gguf", steps=3)
     seen = []
-    with pytest.raises(gg.BudgetError, match="too little: the weights take .* use [0-9,]+ bytes or more") as e:
+    with pytest.raises(gg.BudgetError, match="too little: the weights take .* use memory=[0-9]+ or more") as e:
         train(model, tmp_path / "b.gguf", memory=1 << 20)
     assert not (tmp_path / "b.gguf").exists()
     limit = e.value.minimum
@@ -97,20 +96,26 @@ def test_memory_is_kept_and_changes_no_bit(model, tmp_path):
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
-def test_a_limit_without_room_for_the_adapter_is_refused_without_a_search(model, tmp_path, monkeypatch):
-    seen = []
-    train(model, tmp_path / "a.gguf", steps=1, on_plan=lambda job: seen.append(
-        job.loop.training.kept_nbytes + job.network.weights.nbytes))
+def test_every_limit_below_the_least_is_refused_with_it_and_every_larger_one_is_kept(model, monkeypatch):
+    monkeypatch.setattr(finetuning, "resident_nbytes", lambda: 1 << 20)     # as if nothing else changed the process
+    for name in ("PLANS_NBYTES", "AGAIN_NBYTES", "SLACK_NBYTES"):
+        monkeypatch.setattr(finetuning, name, 0)
 
-    def searched(*args, **options):
-        raise AssertionError("a plan within the limit was searched for")
-    monkeypatch.setattr(finetuning, "resident_nbytes", lambda: 1 << 30)
-    monkeypatch.setattr(training, "within", searched)
-    limit = (1 << 30) + finetuning.SLACK_NBYTES + seen[0]
-    with pytest.raises(gg.BudgetError, match="too little"):
-        train(model, tmp_path / "b.gguf", memory=limit)
-    with pytest.raises(AssertionError, match="searched for"):
-        train(model, tmp_path / "b.gguf", memory=limit + 1)
+    def peak(limit):
+        job = Finetuning(model, IDS, 4, None, ["attn_q", "ffn_down"], N, limit, None, 1, 1e-2, 1, 0, 1, None, None)
+        job.close()
+        return job.peak
+
+    def least(limit):
+        with pytest.raises(gg.BudgetError, match=f"use memory={named} or more" if named else None) as e:
+            peak(limit)
+        return e.value.minimum
+    named, free = 0, peak(None)
+    named = least(1)
+    assert named < 0.95 * free
+    assert {least(limit) for limit in (1 << 10, named // 2, named - 1000, named - 1)} == {named}
+    for limit in (named, named + 1, *range(named, free, (free - named) // 5), free):
+        assert peak(limit) <= limit
 
 
 def test_interrupted_the_adapter_of_the_last_step_is_written_and_training_goes_on(model, tmp_path):

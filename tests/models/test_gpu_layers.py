@@ -73,7 +73,11 @@ def test_patterns_that_place_nothing(path):
         with pytest.raises(gg.GgjitError, match=words):
             load_model(path, backend=gpu, **options)
     with pytest.raises(gg.ParamError, match=r"say with n_gpu_layers \(-ngl\) how many"):
-        load_model(path, override_tensor={"ffn": "CPU"})
+        load_model(path, override_tensor={"ffn": "A"})
+    with pytest.raises(gg.ParamError, match="is not a pattern of names"):
+        load_model(path, override_tensor={"[": "CPU"})
+    with load_model(path) as plain, load_model(path, override_tensor={"ffn": "CPU"}) as m:
+        assert m.memory().terms["weights"] == plain.memory().terms["weights"], "all lies on the CPU anyway"
 
 
 @pytest.mark.parametrize("options", [{"delay": 1e-4}, {"ops": {OP.MUL_MAT, OP.ADD, OP.SET_ROWS}}, {"max_size": 1 << 15},

@@ -120,7 +120,7 @@ def test_what_is_no_schema(schema, words):
 
 
 def test_what_a_grammar_cannot_hold_to_is_warned_of():
-    with pytest.warns(UserWarning, match="#: b of required is none of the properties"):
+    with pytest.warns(UserWarning, match="#: b of required is not one of the properties"):
         to_gbnf({"properties": {"a": {}}, "required": ["a", "b"]})
     with pytest.warns(UserWarning, match="#-a: minimum, multipleOf cannot be held to"):
         to_gbnf({"properties": {"a": {"type": "number", "minimum": 1, "multipleOf": 2, "title": "x"}}})

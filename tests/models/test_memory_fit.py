@@ -16,8 +16,12 @@ import ggjit as gg
 from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models import smollm2_path
 from ggjit.models.files import smollm2
+<<<<<<< HEAD
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.fit import BATCHES, KV_TYPES, Candidate, Fit, Setting, _first, _found, _Search
+=======
+from ggjit.models.networks.fit import BATCHES, KV_TYPES, Candidate, Fit, Setting, _first, _found, _places, _Search
+>>>>>>> main
 from ggjit.ops.core import machine
 
 # bytes beside what the process holds: {what is tried: (bytes, what is asked for)}
@@ -87,9 +91,14 @@ def test_what_is_given_stays(shape):
     found = gg.fit(shape, memory=beside(1.3e9), n_ctx=512, n_batch=64, kv_type="q5_1", n_seqs=4, n_threads=1)
     given = {"kv_type": "Q5_1", "n_seqs": 4, "n_threads": 1}
     assert given.items() <= found.options.items(), "what load_model needs besides"
+    assert "Q5_1" in found.frontier()
     with pytest.raises(gg.ParamError, match="override_tensor: say which devices there are"):
-        gg.fit(shape, memory=beside(1.3e9), override_tensor={"ffn": "CPU"})
+        gg.fit(shape, memory=beside(1.3e9), override_tensor={"ffn": "GPU0"})
+    found = gg.fit(shape, memory=beside(1.3e9), n_ctx=512, override_tensor={"ffn": "CPU"})
+    assert found.options["override_tensor"] == {"ffn": "CPU"} and found.nbytes <= found.limit
     found = gg.fit(shape, memory=beside(7e8), n_ctx=2048)
+    assert {repack: str(Setting(8, repack=repack)).split(", ")[-1] for repack in (None, True, False)} == \
+        {None: "repacked where it pays", True: "repacked", False: "not repacked"}
     over = [c for c in found.others if "above the limit" in c.why]
     assert over and all(c.nbytes > found.limit for c in over)
 
@@ -124,9 +133,11 @@ def test_wrong_arguments_are_refused(shape):
             gg.fit(shape, memory=bad)
     with pytest.raises(gg.ParamError, match="memory is needed"):
         gg.fit(shape)
-    with pytest.raises(gg.TypeMismatch, match="from its file: a path, not a dict"):
+    with pytest.raises(gg.TypeMismatch, match="from its file: expected a path, got dict"):
         gg.fit({}, memory=1e9)
-    for bad, why in (({"n_batch": "x"}, "n_batch must be an integer"), ({"n_gpu_layers": 1}, "unknown option 'n_gpu_l"),
+    for bad, why in (({"n_batch": "x"}, "n_batch must be an integer"),
+                     ({"n_threads": "4"}, "n_threads must be an integer"),
+                     ({"n_gpu_layers": 1}, "unknown option 'n_gpu_l"),
                      ({"devices": 5}, "devices takes"), ({"n_contexts": 1}, "unknown option 'n_contexts'")):
         with pytest.raises((gg.ParamError, gg.TypeMismatch), match=why):
             gg.fit(shape, memory=1e9, **bad)
@@ -217,6 +228,26 @@ def test_the_least_that_a_refusal_names_is_enough(devices):
         if not devices:
             with pytest.raises(gg.BudgetError):
                 _found(Drawn(seed, least - 1, devices), None, None, None, None)
+
+
+@pytest.mark.parametrize("devices", [0, 2])
+def test_a_larger_limit_is_never_a_worse_setting(devices):
+    """In the order that fit prefers: of contexts the halves, then the place, the layout, the batch, the longest."""
+    def worse(found, search):
+        s, places = found.setting, _places(search)
+        half = next(n for n in search.contexts if n <= s.n_ctx)
+        return (s.streamed, KV_TYPES.index(s.kv_type), search.contexts.index(half),
+                places.index((s.n_gpu_layers, s.cpu_moe)), s.repack is False, BATCHES.index(s.n_batch), -s.n_ctx)
+    for seed in range(SEED, SEED + 30):
+        search = Drawn(seed, 0, devices)
+        with pytest.raises(gg.BudgetError) as refused:
+            _found(search, None, None, None, None)
+        least, last = refused.value.minimum, None
+        for step in range(24):
+            search = Drawn(seed, int(least * 1.14 ** step), devices)
+            now = worse(_found(search, None, None, None, None), search)
+            assert last is None or now <= last, (seed, search.limit)
+            last = now
 
 
 def test_the_picture(shape):

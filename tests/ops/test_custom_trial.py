@@ -1,5 +1,7 @@
 """Own ops cannot kill the process: first runs are checked, and what they leave unwritten is told."""
+import ctypes
 import gc
+import random
 import types
 import warnings
 import weakref
@@ -344,8 +346,52 @@ def _whole_rows(dst, a, b, ith, nth):
     dst[rows] = np.exp(a[rows]) / b[rows].sum()
 
 
+def _at_random(dst, a, b, ith, nth):
+    dst[np.random.randint(0, 5), 0] = 1
+
+
+@njit
+def random_place():
+    return int(random.random() * 5)
+
+
+def _at_random_by_a_helper(dst, a, b, ith, nth):
+    dst[random_place(), 0] = 1
+
+
+c_rand = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 4)
+
+
+def _where_c_says(dst, a, b, ith, nth):
+    dst[c_rand(), 0] = 1
+
+
+def _random_values(dst, a, b, ith, nth):
+    draw = np.random.random
+    for i in range(ith, a.shape[0], nth):
+        for j in range(a.shape[1]):
+            dst[i, j] = a[i, j] / np.linalg.norm(b) if draw() < 0.5 else 0
+
+
+@njit
+def tried(dst, i):
+    try:
+        dst[i, 0] = 1
+    except Exception:
+        dst[0, 0] = 2
+
+
+def _caught(dst, a, b, ith, nth):
+    if ith == 0:
+        dst[:] = 0
+        for i in range(2000):
+            tried(dst, 1000 * i)
+
+
 @pytest.mark.parametrize("function,expected", [
-    (_loops, False), (_whole_rows, False), (_helper_value, False), (_read_index, True), (_largest, True),
+    (_at_random, True), (_at_random_by_a_helper, True), (_where_c_says, True), (_random_values, False),
+    (_caught, True), (_loops, False), (_whole_rows, False), (_helper_value, False), (_read_index, True),
+    (_largest, True),
     (_until_zero, True), (_until_zero_or_the_end, True), (_where_large, True), (_listed, True), (_clipped, False),
     (_through_a_view, True), (_through_names, True), (_in_place, True), (_where_decided, True),
     (_sums_in_a_view, False), (_count_read, True), (_mask, True), (_helper_index, True),
@@ -354,6 +400,13 @@ def _whole_rows(dst, a, b, ith, nth):
     (_too_short_for_a_helper, True), (_sums_of_rows, False)])
 def test_which_functions_index_by_values(function, expected):
     assert indexes_by_values(njit(function), 3) is expected
+
+
+def test_an_index_error_that_is_caught_writes_nothing():
+    f, x = njit(_caught), tensor()
+    for cpu in (*CPUS, *CPUS):
+        y = gg.compute(gg.map_custom2(x, x, f), backend=cpu)
+        assert y[:, 0].tolist() == [2, 0, 0, 0]
 
 
 def test_the_functions_own_options_hold_in_the_trial():
@@ -405,7 +458,7 @@ def test_float16_is_refused_with_a_remedy():
     @njit
     def same(dst, a, ith, nth):
         dst[:] = a
-    with pytest.raises(gg.TypeMismatch, match="no float16.*gg.cast"):
+    with pytest.raises(gg.TypeMismatch, match="cannot take float16.*gg.cast"):
         gg.compute(gg.map_custom1(gg.tensor(np.ones((4, 64), np.float16)), same))
 
 

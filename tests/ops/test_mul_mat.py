@@ -113,11 +113,11 @@ def test_agrees_with_the_real_ggml(type, n):
 
 def test_permuted_operands_agree_with_the_real_ggml():
     """Attention's own strides: k and q of [d, heads, tokens] seen as [d, tokens, heads]."""
-    k, q = random(3, 33, 2, 64), random(4, 17, 4, 64)
+    k, q = random(3, 33, 2, 64), random(4, 20, 4, 64)
     want = oracle.connect().op("mul_mat", [k, q], permute={0: (0, 2, 1, 3), 1: (0, 2, 1, 3)})
     ctx = gg.Context()
     y = gg.mul_mat(gg.permute(gg.from_numpy(ctx, k), 0, 2, 1, 3), gg.permute(gg.from_numpy(ctx, q), 0, 2, 1, 3))
-    assert nmse(gg.compute(y), want.reshape(4, 17, 33)) < 1e-12
+    assert nmse(gg.compute(y), want.reshape(4, 20, 33)) < 1e-12
 
 
 @pytest.mark.parametrize("n_cols", [3, 7, 11])
@@ -218,9 +218,9 @@ def test_panels_cover_the_columns_once(type):
 
 def test_one_batch_equals_column_by_column():
     """F32 sums do not depend on how many columns there are, beyond float32 rounding."""
-    a, b = random(5, 96, 1030), random(6, 50, 1030)
+    a, b = random(5, 96, 1030), random(6, 40, 1030)
     whole = product(gg.F32, a, b)
-    single = np.concatenate([product(gg.F32, a, b[j:j + 1]) for j in range(50)])
+    single = np.concatenate([product(gg.F32, a, b[j:j + 1]) for j in range(40)])
     assert np.abs(whole - single).max() < 2e-5
 
 

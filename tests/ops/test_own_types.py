@@ -142,7 +142,7 @@ def test_removed_and_defined_again():
     for call in (lambda: gg.quantize("three", np.ones(32)), lambda: gg.cast(w, "three")):
         with pytest.raises(gg.TypeMismatch, match="three"):
             call()
-    with pytest.raises(gg.ParamError, match="no type that was defined here; there are none"):
+    with pytest.raises(gg.ParamError, match="not a type that this process defined; these are: none"):
         gg.remove_type(again)
     with pytest.raises(gg.NotSupported, match="define it here with gg.define_type"):
         pickle.loads(pickle.dumps(again))

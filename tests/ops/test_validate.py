@@ -77,5 +77,5 @@ def test_numbers_far_into_the_data(monkeypatch):
     a = np.zeros(50, np.float32)
     a[[23, 40]] = np.nan
     assert first_bad_block(gg.F32, a)[0] == 23
-    with pytest.raises(gg.TypeMismatch, match="is no tensor type"):
+    with pytest.raises(gg.TypeMismatch, match="is not a tensor type"):
         gg.validate_row_data("q8_0", a)

@@ -78,7 +78,7 @@ def test_warm_up(tiny):
     ([], 2, "COMMAND"), (["generate", "-n", "1"], 2, "--prompt"), (["embed", "x", "--threads", "0"], 2, "threads"),
     (["bench", __file__], 1, "GGUF"),
     (["peak", "llama-8b"], 1, "(did you mean llama-3-8b?); shapes: llama-7b, llama-3-8b, llama-13b, llama-70b"),
-    (["peak", "./llama-7b.gguf"], 1, "no file and no shape './llama-7b.gguf'"),
+    (["peak", "./llama-7b.gguf"], 1, "'./llama-7b.gguf' is neither a file nor a shape"),
     (["info", "softmax"], 2, "did you mean soft_max?"),
     (["serve", "--nport", "3"], 2, "--nport (did you mean --port?)"),
     (["serve", "--memory", "-3G"], 2, "argument --memory: a size: '-3G': a size is a number of bytes, such as 500M"),

@@ -47,7 +47,7 @@ def test_edit_and_info(tiny, tmp_path, command):
     broken = tmp_path / "nan.gguf"
     edit_gguf(out, broken, set_keys={"a": math.nan, "b": np.array([1, np.inf], np.float32)}, progress=False)
     r = command("info", broken, "--json")
-    keys = json.loads(r.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["metadata"]
+    keys = json.loads(r.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))["metadata"]
     assert keys["a"] is None and keys["b"]["first"] == [1, None]
     r = command("info", out)
     assert "a [name]" in r.stdout and "64 x 96" in r.stdout and "bits each" in r.stdout
@@ -68,7 +68,7 @@ def test_edit_and_info(tiny, tmp_path, command):
     (["imatrix", "FILE", "--data", "none.txt", "-o", "OUT"], 1, "none.txt: No such file"),
     (["imatrix", "FILE", "--data", "FILE", "-o", "none/im.gguf"], 2, "there is no folder"),
     (["perplexity", "FILE", "--data", "FILE", "--save-logits", "FILE"], 1, "exists already"),
-    (["perplexity", "FILE", "--data", "FILE"], 1, "no UTF-8 text at byte")])
+    (["perplexity", "FILE", "--data", "FILE"], 1, "not UTF-8 text at byte")])
 def test_what_cannot_be_done(argv, status, text, tiny, tmp_path, command):
     names = {"FILE": tiny, "OUT": tmp_path / "out.gguf"}
     r = command(*(names.get(a, a) for a in argv))

@@ -57,10 +57,10 @@ def test_bad_chats_paths_and_json(client):
                         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "text is 5"),
                         ({"messages": [message], "tools": [{}]}, "tools[0] is not a function"),
                         ({"messages": [message], "tool_choice": "required"}, "there are no tools"),
-                        ({"messages": [message], "tools": [TOOL], "tool_choice": other}, "none of"),
-                        ({"messages": [message], "tools": [TOOL], "tool_choice": {"function": "x"}}, "none of"),
+                        ({"messages": [message], "tools": [TOOL], "tool_choice": other}, "not one of"),
+                        ({"messages": [message], "tools": [TOOL], "tool_choice": {"function": "x"}}, "not one of"),
                         ({"messages": [message], "tools": [TOOL], "tool_choice": {"function": {"name": []}}},
-                         "none of"),
+                         "not one of"),
                         ({"messages": ["Hi"], "tools": [TOOL]}, "expected a dict with a role"),
                         ({"messages": [{"role": "assistant", "tool_calls": 5}], "tools": [TOOL]}, "tool_calls 5"),
                         ({"messages": [message], "chat_template_kwargs": {"template": "x"}}, "holds template"),
@@ -69,7 +69,8 @@ def test_bad_chats_paths_and_json(client):
     for content, words in ((b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
                            (b'{"messages": [{"role": "user", "content": "a"}], "tool_choice": "\\ud800"}', "ud800"),
                            (b"{", "not JSON"), (b"[1]", "not a JSON object"), (b"[" * 100000, "not JSON"),
-                           (b'{"metadata": {"a": -1e400}}', "-1e400 is no finite number"), (b'{"n": NaN}', "NaN is")):
+                           (b'{"metadata": {"a": -1e400}}', "-1e400 is not a finite number"),
+                           (b'{"n": NaN}', "NaN is")):
         r = client.post(path, content=content)
         assert r.status_code == 400 and words in r.json()["error"]["message"]
     assert client.get("/nothing").status_code == 404 and client.get(path).status_code == 405

@@ -199,7 +199,7 @@ class Tools:
             function = choice.get("function") or choice
             choice = function.get("name") if isinstance(function, dict) else function
             if not isinstance(choice, str) or choice not in self.functions:
-                raise ParamError(f"tool_choice names {choice!r}, which is none of the tools")
+                raise ParamError(f"tool_choice names {choice!r}, which is not one of the tools")
             self.functions = {choice: self.functions[choice]}
             choice = "required"
         if choice not in ("none", "auto", "required", None):

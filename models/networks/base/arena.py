@@ -14,7 +14,8 @@ Of those that fit, the cheapest by the kernels' estimates of their time is taken
 import math
 
 from ggjit.alloc.report import mib
-from ggjit.api.rematerialize import BudgetError, Rematerialized, rematerialize
+from ggjit.api.remat_graph import Rematerialized
+from ggjit.api.rematerialize import BudgetError, rematerialize
 from ggjit.core.arguments import nbytes_of
 from ggjit.ops.core.errors import ParamError
 

@@ -44,7 +44,7 @@ class PictureAttention(PlotRepr):
         Errors: ParamError.
         """
         if layer not in self.weights:
-            raise ParamError(f"layer {layer!r} is none of {', '.join(map(str, self.weights))}")
+            raise ParamError(f"layer must be one of {', '.join(map(str, self.weights))}, got {layer!r}")
         w, (rows, columns) = self.weights[layer], self.grid_of(layer)
         w = w.mean(0) if head is None else w[integer("head", head, 0, len(w) - 1)]
         if patch is None:

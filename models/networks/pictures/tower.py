@@ -32,7 +32,7 @@ class SenseFile(GGUFFile):
     def __init__(self, path):
         super().__init__(path)
         if super().arch != ARCH or not self.metadata.get(f"clip.has_{self.SENSE}_encoder", False):
-            raise ModelError(f"{path}: no {self.PART} (general.architecture {super().arch!r}); it is "
+            raise ModelError(f"{path}: not a {self.PART} (general.architecture {super().arch!r}); it is "
                              f"llama.cpp's mmproj file, load_model(model, vision=mmproj)")
 
     @property

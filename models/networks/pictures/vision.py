@@ -50,8 +50,8 @@ class Vision(Tower):
         if self.n_embd % self.n_head or self.image_size % self.patch_size or self.n_side % self.n_merge or \
                 max(self.image_size, self.longest_edge) > MAX_SIDE:
             raise ModelError(f"{file.path}: {self.n_head} heads of a width of {self.n_embd}, pictures of "
-                             f"{self.image_size} in patches of {self.patch_size}, {self.n_merge} a side in one, are no "
-                             f"vision network")
+                             f"{self.image_size} in patches of {self.patch_size}, {self.n_merge} a side in one, do "
+                             f"not make a vision network")
         self.d_head, self.n_vocab, self.n_ctx = self.n_embd // self.n_head, 0, 0
         self._act = next((act for key, act in GELUS if file.metadata.get(f"clip.{key}")), gg.gelu_quick)
         for key in ("projection_dim", "feed_forward_length"):       # of the tensors; some files state the latter wrong

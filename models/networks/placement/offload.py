@@ -109,14 +109,19 @@ def offload(gpus, n_gpu_layers, n_layer, cpu_moe, overrides=(), names=()):
     if not gpus:
         if cpu_moe and n_gpu_layers is None:
             raise ParamError("cpu_moe keeps experts out of GPU layers; say with n_gpu_layers (-ngl) how many there are")
-        if overrides:
+        if names_devices(overrides):
             raise ParamError("override_tensor (-ot) places tensors beside GPU layers; say with n_gpu_layers (-ngl) how "
                              "many there are")
-        return Offload()
+        return Offload(overrides=_overrides(overrides, (), names))
     n = n_layer + 1 if n_gpu_layers < 0 else n_gpu_layers
     free = [gpu.device.memory()[0] for gpu in gpus]
     return Offload(tuple(gpus), max(n_layer - n, 0), n_layer, n > n_layer, not cpu_moe,
                    tuple(free) if all(free) else (1.0,) * len(gpus), _overrides(overrides, gpus, names))
+
+
+def names_devices(overrides):
+    """Does an override_tensor place tensors elsewhere than on the CPU, where they are without GPU layers?"""
+    return isinstance(overrides, dict) and any(device != "CPU" for device in overrides.values())
 
 
 def _overrides(given, gpus, names):

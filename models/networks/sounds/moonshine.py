@@ -41,8 +41,8 @@ class Moonshine(SpeechNetwork):
         self.n_rot = hparams.positive("rope.dimension_count")
         self._base = hparams.between("rope.freq_base", *ROPE_BASES, 10000.0)
         if self.n_rot > self.d_head or self.n_rot % 2:
-            raise ModelError(f"{self.file.path}: {self.n_rot} rotated numbers of heads of {self.d_head} are no "
-                             f"Moonshine model")
+            raise ModelError(f"{self.file.path}: {self.n_rot} rotated numbers of heads of {self.d_head} are not "
+                             f"those of a Moonshine model")
         want, d, n_ff = self.weights.want, self.n_embd, hparams.positive("feed_forward_length")
         self._load_blocks(n_ff, 2 * n_ff, (), norm_bias=False)
         sizes = (1, d), (d, 2 * d), (2 * d, d)

@@ -27,6 +27,7 @@ from ggjit.ops.native.jit import sources_digest
 
 WITH_WARPGROUPS = 9, 0
 REGISTERS, MAX_REGISTERS = 1 << 16, 255         # of a multiprocessor, of a thread
+LET_SPILL = 32                  # bytes of a thread of a walker: what sines of large angles take anyway
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +80,17 @@ def compile_walker(walker, cc):
             codes += code
             pieces.append(nbytes)
         codes += frontend.ltoir(walker.make([frontend.extern(name) for name in names]), cc)
-    most = min(REGISTERS // walker.threads // 8 * 8, MAX_REGISTERS)
-    return dataclasses.replace(_linked(codes, cc, max_register_count=most), pieces=tuple(pieces))
+    return dataclasses.replace(_linked_for_most_blocks(codes, cc, walker.threads), pieces=tuple(pieces))
+
+
+def _linked_for_most_blocks(codes, cc, threads):
+    """For two blocks of a multiprocessor, if nothing is spilled then; else for one."""
+    for n_blocks in (2, 1):
+        most = min(REGISTERS // (threads * n_blocks) // 8 * 8, MAX_REGISTERS)
+        built = _linked(codes, cc, max_register_count=most)
+        if built.spill_nbytes <= LET_SPILL:
+            break
+    return built
 
 
 def _check_served(cc):

@@ -68,9 +68,21 @@ def shared(nbytes, aligned=ALIGNED):
     return piece
 
 
+@intrinsic
+def _thread_here(typingctx):
+    """Number of the thread in its block, read anew each time.
+
+    Otherwise what depends on it is computed before the first body of a walker, and lies in registers through them all.
+    """
+    def codegen(context, b, sig, args):
+        read = ir.InlineAsm(ir.FunctionType(I32, []), "mov.u32 $0, %tid.x;", "=r", side_effect=True)
+        return b.zext(b.call(read, ()), I64)
+    return types.int64(), codegen
+
+
 @device
 def team():
-    return alike.thread() // THREADS
+    return _thread_here() // THREADS
 
 
 @device
@@ -106,7 +118,7 @@ def _told(i):
 
 @device
 def _thread_of_team():
-    return alike.thread() % THREADS
+    return _thread_here() % THREADS
 
 
 @device

@@ -9,6 +9,8 @@ no registers and the warp does not wait for them, so more bytes are under way.  
 it is done with these.  The column is quantised once for all products of it (quantize_columns.py); values are those of
 mul_mat_vec, in another order.
 """
+from dataclasses import replace
+
 from numpy import float32 as f32
 
 from ggjit.ops.cuda import quantize_columns
@@ -33,17 +35,17 @@ def place_nbytes(type):
 
 
 def _make_copy(type):
-    """copy(to, row, row_nbytes, piece): the bytes of a row's piece, from the multiple of 16 before them."""
+    """copy(to, first, left): the piece of a row at `first`, from the multiple of 16 before it; left: bytes of the row
+    from there on, 0: there is no row."""
     nbytes, rounds = PIECE // type.block * type.nbytes, -(-place_nbytes(type) // (16 * LANES))
 
     @core.device
-    def copy(to, row, row_nbytes, piece):
-        first = row + piece * nbytes
-        end, at = row + min((piece + 1) * nbytes, row_nbytes), first - (first & 15) + 16 * core.thread()
+    def copy(to, first, left):
+        at = first - (first & 15) + 16 * core.thread()
+        n = first + min(nbytes, left) - at
         for r in range(rounds):
-            n = end - at - 16 * LANES * r
-            if n > 0:
-                core.copy_16(to + 16 * (core.thread() + LANES * r), at + 16 * LANES * r, min(n, 16))
+            if left > 0 and n > 16 * LANES * r:
+                core.copy_16(to + 16 * (core.thread() + LANES * r), at + 16 * LANES * r, min(n - 16 * LANES * r, 16))
     return copy
 
 
@@ -86,12 +88,12 @@ def _make_units(blocks):
     return two_units
 
 
-def _make(type):
+def _make(type, adds):
     blocks = BLOCKS[type]
     two_units = _make_units(blocks)
     units, block_nbytes, piece_nbytes = type.block // 32, type.nbytes, PIECE // type.block * type.nbytes
     type_block, row_place, place = type.block, place_nbytes(type), ROWS * place_nbytes(type)
-    matrix, column, put, copy = matrix_of(False), column_of(False, 1), put_of(False, 1), _make_copy(type)
+    matrix, column, put, copy = matrix_of(False), column_of(False, 1), put_of(False, 1, adds), _make_copy(type)
     shared, await_copies = core.shared(STAGES * place), core.copies_but(STAGES - 2)
 
     @core.device
@@ -100,23 +102,27 @@ def _make(type):
         return base + min(ROWS * pair + r, ne(a, 1) - 1) * nb(a, 1)
 
     @core.device
-    def copy_rows(node, base, to, pair, piece):
-        if ROWS * pair < ne(node + SRC0, 1):
-            for r in range(ROWS):
-                copy(to + r * row_place, row_of(node, base, pair, r), ne(node + SRC0, 0) // type_block * block_nbytes,
-                     piece)
+    def copy_rows(to, from0, from1, left):
+        copy(to, from0, left)
+        copy(to + row_place, from1, left)
         core.copies_end()
 
     @core.device
-    def products(at, row, next_row, piece, codes, scales, k):
-        """This lane's parts of two rows' products with the column."""
-        i = LANES * piece + core.thread()
-        if 32 * i >= k:
-            return ZERO, ZERO
-        q, u, offs = core.thread() // units, core.thread() % units, piece * piece_nbytes
-        p = at + q * block_nbytes
-        return two_units(p + (row + offs & 15), p + row_place + (next_row + offs & 15), u, codes, scales,
-                         i // units * type_block)
+    def after(node, base, from0, from1, left, pair):
+        """The piece after this one, of the same pair of rows or of the next: where it lies, bytes left, the pair."""
+        if left > piece_nbytes:
+            return from0 + piece_nbytes, from1 + piece_nbytes, left - piece_nbytes, pair
+        pair += core.n_blocks()
+        left = ne(node + SRC0, 0) // type_block * block_nbytes if ROWS * pair < ne(node + SRC0, 1) else 0
+        return row_of(node, base, pair, 0), row_of(node, base, pair, 1), left, pair
+
+    @core.device
+    def finish(node, pair, sum0, sum1):
+        sum0, sum1 = core.warp_sum(sum0), core.warp_sum(sum1)
+        if core.thread() == 0:
+            put(node, ROWS * pair, 0, sum0)
+            if ROWS * pair + 1 < ne(node + SRC0, 1):
+                put(node, ROWS * pair + 1, 0, sum1)
 
     def kernel(node):
         base, m, k = matrix(node), ne(node + SRC0, 1), ne(node + SRC0, 0)
@@ -124,33 +130,30 @@ def _make(type):
         number = (i3 * ne(node + SRC1, 2) + i2) * ne(node + SRC1, 1) + i1
         codes = work(node)
         scales, codes = codes + k * n_rows(node + SRC1) + (k >> 5) * 4 * number, codes + k * number
-        n_pieces, places = (k + PIECE - 1) // PIECE, shared()
-        pair = next_pair = core.block()
-        piece = next_piece = 0
+        lane, pair, at = core.thread(), core.block(), shared()
+        u, own, end, to = lane % units, lane // units * block_nbytes, at + STAGES * place, at + (STAGES - 1) * place
+        from0, from1, left, next = after(node, base, 0, 0, 0, pair - core.n_blocks())
         for i in range(STAGES - 1):
-            copy_rows(node, base, places + i * place, next_pair, next_piece)
-            next_piece += 1
-            if next_piece == n_pieces:
-                next_pair, next_piece = next_pair + core.n_blocks(), 0
-        stage, sum0, sum1 = 0, ZERO, ZERO
+            copy_rows(at + i * place, from0, from1, left)
+            from0, from1, left, next = after(node, base, from0, from1, left, next)
         while ROWS * pair < m:
-            await_copies()
-            core.sync()
-            copy_rows(node, base, places + (stage + STAGES - 1) % STAGES * place, next_pair, next_piece)
-            next_piece += 1
-            if next_piece == n_pieces:
-                next_pair, next_piece = next_pair + core.n_blocks(), 0
-            at = places + stage * place
-            x, y = products(at, row_of(node, base, pair, 0), row_of(node, base, pair, 1), piece, codes, scales, k)
-            sum0, sum1 = sum0 + x, sum1 + y
-            stage, piece = (stage + 1) % STAGES, piece + 1
-            if piece == n_pieces:
-                sum0, sum1 = core.warp_sum(sum0), core.warp_sum(sum1)
-                if core.thread() == 0:
-                    put(node, ROWS * pair, 0, sum0)
-                    if ROWS * pair + 1 < m:
-                        put(node, ROWS * pair + 1, 0, sum1)
-                pair, piece, sum0, sum1 = pair + core.n_blocks(), 0, ZERO, ZERO
+            row0, row1, sum0, sum1 = row_of(node, base, pair, 0), row_of(node, base, pair, 1), ZERO, ZERO
+            first, n = lane // units * type_block, k
+            while n > 0:
+                await_copies()
+                core.sync()
+                copy_rows(to, from0, from1, left)
+                from0, from1, left, next = after(node, base, from0, from1, left, next)
+                if 32 * lane < n:
+                    p, next_p = at + own + (row0 & 15), at + row_place + own + (row1 & 15)
+                    x, y = two_units(p, next_p, u, codes, scales, first)
+                    sum0, sum1 = sum0 + x, sum1 + y
+                row0, row1, first, n = row0 + piece_nbytes, row1 + piece_nbytes, first + PIECE, n - PIECE
+                to, at = at, at + place
+                if at == end:
+                    at = end - STAGES * place
+            finish(node, pair, sum0, sum1)
+            pair += core.n_blocks()
     return kernel
 
 
@@ -160,6 +163,11 @@ def product(t):
     n_matrices = b.ne[2] * b.ne[3]
     if a.type not in BLOCKS or b.type not in FLOATS or n_matrices > 65535:
         return None
-    blocks = min(-(-a.ne[1] // ROWS), MAX_BLOCKS)
-    return quantize_columns.launch(b), Launch(f"mul_mat_stream_{a.type.name}", lambda: _make(a.type),
-                                              (blocks, 1, n_matrices), LANES)
+    grid = min(-(-a.ne[1] // ROWS), MAX_BLOCKS), 1, n_matrices
+
+    def launch(adds):
+        return Launch(f"mul_mat_stream{'_add' * adds}_{a.type.name}", lambda: _make(a.type, adds), grid, LANES)
+    made = launch(False)
+    if n_matrices == 1:
+        made = replace(made, added=lambda: launch(True))
+    return quantize_columns.launch(b), made

@@ -12,6 +12,8 @@ feeds where there are few.
 
 mul_mat_id is the same with the matrix named by an id: `experts`.
 """
+from dataclasses import replace
+
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import F32
@@ -72,9 +74,13 @@ def column_of(experts, at_once):
     return column
 
 
-def put_of(experts, at_once):
-    """put(node, row, c, x): the result of a row and the block's column c."""
-    if experts:
+def put_of(experts, at_once, adds=False):
+    """put(node, row, c, x): the result of a row and the block's column c.  adds: source 2, one column as the result"""
+    if adds:
+        @core.device
+        def put(node, row, c, x):
+            core.st_f32(addr(node + DST) + 4 * row, x + core.ld_f32(addr(node + SRC2) + 4 * row))
+    elif experts:
         @core.device
         def put(node, row, c, x):
             core.st_f32(row_addr(node + DST, core.block_y(), core.block_z(), 0) + 4 * row, x)
@@ -90,9 +96,9 @@ def put_of(experts, at_once):
     return put
 
 
-def _finish(experts, at_once, rows):
+def _finish(experts, at_once, rows, adds):
     """finish(node, row, acc): the threads' sums of `rows` rows and the block's columns, added and put."""
-    put = put_of(experts, at_once)
+    put = put_of(experts, at_once, adds)
 
     @core.device
     def finish(node, row, acc):
@@ -150,9 +156,9 @@ def make_unit(b, ld_i32x4=core.ld_i32x4, ld_i32=core.ld_i32, ld_f32=core.ld_f32)
     return unit
 
 
-def _make_quantized(type, at_once, experts, rows=ROWS, unroll=UNROLL):
+def _make_quantized(type, at_once, experts, adds, rows=ROWS, unroll=UNROLL):
     words, unit, units, block_nbytes = BLOCKS[type].words, make_unit(BLOCKS[type]), type.block // 32, type.nbytes
-    matrix, column, finish = matrix_of(experts), column_of(experts, at_once), _finish(experts, at_once, rows)
+    matrix, column, finish = matrix_of(experts), column_of(experts, at_once), _finish(experts, at_once, rows, adds)
     n_acc = rows * at_once
 
     def kernel(node):
@@ -191,13 +197,13 @@ def _make_quantized(type, at_once, experts, rows=ROWS, unroll=UNROLL):
 
 
 # ---------------------------------------------------------------- float weights
-def piece_of(type):
-    """piece(p, x): the sum of products of 16 bytes of weights with as many float32."""
+def piece_of(type, ld_f32x4=core.ld_f32x4):
+    """piece(p, x): the sum of products of 16 bytes of weights with as many float32, which this function loads."""
     if type is F32:
         @core.device
         def piece(p, x):
             a0, a1, a2, a3 = core.ld_f32x4(p)
-            x0, x1, x2, x3 = core.ld_f32x4(x)
+            x0, x1, x2, x3 = ld_f32x4(x)
             return (a0 * x0 + a1 * x1) + (a2 * x2 + a3 * x3)
         return piece
     load = WIDE[type]
@@ -205,16 +211,16 @@ def piece_of(type):
     @core.device
     def piece(p, x):
         a0, a1, a2, a3, a4, a5, a6, a7 = load(p)
-        x0, x1, x2, x3 = core.ld_f32x4(x)
-        x4, x5, x6, x7 = core.ld_f32x4(x + 16)
+        x0, x1, x2, x3 = ld_f32x4(x)
+        x4, x5, x6, x7 = ld_f32x4(x + 16)
         return ((a0 * x0 + a1 * x1) + (a2 * x2 + a3 * x3)) + ((a4 * x4 + a5 * x5) + (a6 * x6 + a7 * x7))
     return piece
 
 
-def _make_float(ta, tb, at_once, experts, wide, rows=ROWS, unroll=UNROLL):
+def _make_float(ta, tb, at_once, experts, wide, adds, rows=ROWS, unroll=UNROLL):
     get_a, get_b, size = ONE[ta].get, ONE[tb].get, ta.nbytes
     piece, per_piece = piece_of(ta), 16 // ta.nbytes
-    matrix, column, finish = matrix_of(experts), column_of(experts, at_once), _finish(experts, at_once, rows)
+    matrix, column, finish = matrix_of(experts), column_of(experts, at_once), _finish(experts, at_once, rows, adds)
     n_acc = rows * at_once
 
     def kernel(node):
@@ -269,16 +275,22 @@ def _threads(a, n_pieces):
 
 def product(t, n_columns, grid_yz, experts):
     """The Launches of a product whose blocks are numbered by rows of a and (y, z) = grid_yz."""
+    made = _launch(t, n_columns, grid_yz, experts, False)
+    if made and grid_yz == (1, 1) and not experts:
+        made = replace(made, added=lambda: _launch(t, n_columns, grid_yz, False, True))
+    return made and (made,)
+
+
+def _launch(t, n_columns, grid_yz, experts, adds):
     a, b = t.src[:2]
     at_once = 1 if experts else min(MAX_COLUMNS, n_columns if n_columns != 3 else 4)
     grid = (-(-a.ne[1] // ROWS), -(-grid_yz[0] // at_once), grid_yz[1])
     if max(grid[1:]) > 65535:
         return None
-    name = f"mul_mat{'_id' * experts}_vec{at_once}_{a.type.name}"
+    name = f"mul_mat{'_id' * experts}_vec{at_once}{'_add' * adds}_{a.type.name}"
     if a.type in BLOCKS:
-        return Launch(name, lambda: _make_quantized(a.type, at_once, experts), grid,
-                      _threads(a, a.ne[0] // 32)),
+        return Launch(name, lambda: _make_quantized(a.type, at_once, experts, adds), grid, _threads(a, a.ne[0] // 32))
     wide = is_wide(a, b)
     return Launch(f"{name}_{b.type.name}{'_wide' * wide}",
-                  lambda: _make_float(a.type, b.type, at_once, experts, wide), grid,
-                  _threads(a, a.ne[0] * a.type.nbytes // 16)),
+                  lambda: _make_float(a.type, b.type, at_once, experts, wide, adds), grid,
+                  _threads(a, a.ne[0] * a.type.nbytes // 16))

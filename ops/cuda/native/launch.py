@@ -32,6 +32,7 @@ class Launch:
     registers   most registers of a thread, so that a multiprocessor has room for more blocks; 0: as many as it takes
     coded       () -> the node's Launches that leave the 8-bit codes of its result, too (ops/cuda/matmul/with_codes.py),
                 or None; of the node's last Launch, where its maker has them
+    added       () -> the Launch that adds source 2 to the result, or None (ops/cuda/fused/added.py); of the last, too
     """
     name: str
     make: Callable
@@ -45,6 +46,7 @@ class Launch:
     by_warpgroups: bool = False
     registers: int = 0
     coded: Callable = lambda: None
+    added: Callable = lambda: None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +106,7 @@ def threads_for(n, most=MAX_THREADS):
 
 def over_rows(name, make, n_rows, row_length, work_nbytes=0):
     """A launch whose blocks take rows in turn."""
-    most = MAX_THREADS if SMALL_BLOCKS or n_rows > ENOUGH_BLOCKS else 2 * MAX_THREADS
-    return Launch(name, make, (max(1, min(n_rows, MAX_BLOCKS)), 1, 1), threads_for(row_length, most), work_nbytes)
+    return Launch(name, make, (max(1, min(n_rows, MAX_BLOCKS)), 1, 1), threads_for(row_length), work_nbytes)
 
 
 def over_pieces(name, make, n_rows, row_length, work_nbytes=0, leaves=""):

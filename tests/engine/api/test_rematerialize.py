@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 import ggjit as gg
 from ggjit.alloc.orders.recompute import Recomputation
 from ggjit.alloc.orders.schedules import AGAIN, KEEP, TAKE
+from ggjit.api import rematerialize
 from ggjit.api.remat_nodes import RematNodes
-from ggjit.api.rematerialize import Point, _thinned
+from ggjit.api.rematerialize import Point, _thinned, within
 
 
 def leaf(ctx, *shape, name="", seed=0):
@@ -99,6 +100,29 @@ def test_the_least_budget_is_told_and_works():
     assert gg.rematerialize(graph, least).peak <= least
     with pytest.raises(gg.BudgetError, match="at .* more operations"):
         gg.rematerialize(graph, least // 2)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_quickly_every_smaller_budget_is_refused_and_every_larger_one_met(cut):
+    graph, *_ = deep()
+    buft = gg.init_backend("CPU").default_buffer_type
+    least = within(graph, 0, buft, cut, quick=True)[1]
+    for budget in (0, least // 2, least - 1):
+        assert within(graph, budget, buft, cut, quick=True) == (None, least)
+    most = gg.measure(graph).peak
+    for budget in (least, least + 1, least + 4096, *range(least, most + 1, (most - least) // 7), most):
+        small, peak = within(graph, budget, buft, cut, quick=True)
+        assert small is not None and gg.measure(small).peak == peak <= budget
+
+
+def test_the_quick_least_is_about_the_least_and_graphs_too_large_to_cut_try_no_cut(monkeypatch):
+    graph, *_ = deep()
+    buft = gg.init_backend("CPU").default_buffer_type
+    least, quick = within(graph, 0, buft, cut=False)[1], within(graph, 0, buft, cut=False, quick=True)[1]
+    assert least <= quick <= 1.2 * least
+    monkeypatch.setattr(rematerialize, "MAX_UNITS", 10)
+    monkeypatch.setattr(rematerialize, "region_of", None)
+    assert within(graph, 0, buft, quick=True) == (None, quick)
 
 
 def test_what_is_written_in_place_is_written_once():

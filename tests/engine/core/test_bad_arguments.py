@@ -259,7 +259,7 @@ def test_whole_numbers_are_those_of_python_and_numpy(use):
 def test_quantize_takes_real_numbers(bad):
     for name, call in (("the array", lambda: gg.quantize(gg.Q8_0, bad)),
                        ("imatrix", lambda: gg.quantize(gg.Q4_0, np.ones(32, np.float32), [1j] * 32))):
-        with pytest.raises(gg.TypeMismatch, match=f"quantize.*{name} (holds|is no array)"):
+        with pytest.raises(gg.TypeMismatch, match=f"quantize.*{name} (holds|is not an array)"):
             call()
 
 

@@ -51,8 +51,8 @@ def test_lines_with_two_writers_are_found():
     assert record(plan_of(2, y)).nbytes == 4
 
 
-def some_graphs(n=2):
-    """A few graphs, others in every run: their kernels are compiled anew, which takes ten seconds each."""
+def some_graphs(n=1):
+    """Graphs that the seed of the run draws: the kernels of each are compiled anew, which takes ten seconds."""
     return random.Random(SEED).sample(sorted(core_traffic.GRAPHS), n)
 
 

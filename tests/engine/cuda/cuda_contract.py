@@ -416,7 +416,7 @@ def test_the_simulator_sees_races():
 
 # ---------------------------------------------------------------- launches of a token
 # of a layer of TinyLlama's shape: (launches of the captured graph, waits of the persistent kernel).  They may only fall
-MOST = {("F16", 0): (20, 10), ("Q4_0", 0): (20, 10), ("F16", 1): (14, 9), ("Q4_0", 1): (14, 9), ("Q4_K", 1): (14, 9)}
+MOST = {("F16", 0): (20, 10), ("Q4_0", 0): (20, 10), ("F16", 1): (10, 7), ("Q4_0", 1): (10, 7), ("Q4_K", 1): (10, 7)}
 
 
 @pytest.mark.parametrize("piped", "01")

@@ -11,7 +11,8 @@ import ggjit as gg
 from benchmarks.gpu_suite import exact, nmse
 from ggjit.cuda import cuda_plan, simulated_driver
 from ggjit.models import load_model
-from ggjit.ops.core.record import OP
+from ggjit.models.networks.peak import model_peak
+from ggjit.ops.core.record import OP, WORD
 
 RNG = np.random.default_rng(11)
 
@@ -104,6 +105,44 @@ def test_a_model_loaded_onto_the_gpu(tmp_path):
             got, want = (x.capture("blk.1.l_out", [5])["blk.1.l_out"] for x in (g, m))
             assert nmse(got, want) < 1e-5
         assert [b.buft.name for b in (*g.weights.buffers, g.kv_buffer)] == ["CUDA0"] * 2
+
+
+def taken(device):
+    """[bytes] of the driver's pieces of device memory, the address of each."""
+    device.collect()
+    return {base: nbytes for base, (_, nbytes, owner) in simulated_driver._memory.items() if owner is not None}
+
+
+@pytest.mark.parametrize("params", ["", "persistent=1,fuse=1"])
+def test_a_graph_takes_the_memory_that_is_announced(params):
+    """To the byte: the arena, rows and scratch memory of the plan, the table of a walker."""
+    backend, arrays = gg.init_backend(f"CUDA0:{params}"), encoder_arrays()
+    graph = gg.Graph(encoder(leaves(backend, arrays, {k: gg.Q8_0 for k in arrays if k[:-1] in ("up", "down")})))
+    found = [taken(backend.device)]
+    says = gg.measure(graph, planner="ggml", target=backend).peak
+    allocator = gg.GraphAllocator(backend)
+    allocator.alloc_graph(graph)
+    found.append(taken(backend.device))
+    plan = backend.graph_plan_create(graph)
+    for _ in range(2):
+        plan.compute()
+    found.append(taken(backend.device))
+    arena, own = (sum(found[i + 1][x] for x in found[i + 1].keys() - found[i].keys()) for i in range(2))
+    table = plan._walk._counter.size if params else 0
+    assert arena == says and plan.work_nbytes > 0
+    assert own == plan.work_nbytes + WORD * (plan.rows.size + cuda_plan.STATUS_WORDS) + table
+
+
+def test_a_model_takes_the_memory_that_is_announced(tmp_path, gpu):
+    """Weights, cache and arena as `ggjit peak` says without a GPU, but for places at multiples of 256 bytes."""
+    path, options = tiny_model.write(tmp_path / "tiny.gguf", type="Q8_0"), dict(n_ctx=64, n_batch=8, n_gpu_layers=-1)
+    announced = model_peak(path, devices={"GPU0": "1G"}, **options).memory.devices["GPU0"]
+    before = taken(gpu.device)
+    with load_model(path, backend=gpu, **options) as m:
+        here, found = m.memory().devices["CUDA0"], taken(gpu.device)
+    pieces = [found[x] for x in found.keys() - before.keys()]
+    assert sum(pieces) >= sum(here.values()) and here["KV cache"] == announced["KV cache"]
+    assert all(abs(here[x] - announced[x]) < 1 << 12 for x in announced), (here, announced)
 
 
 @pytest.mark.parametrize("n_before", sampled([(n,) for n in range(5)], lambda case: ["one"]))

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from helpers.random_blocks import decoded, in_8_bits, random_blocks
-from helpers.sample import drawn, sampled
+from helpers.sample import SEED, drawn, sampled
 
 import ggjit as gg
 from benchmarks.gpu_suite import exact, nmse, on
@@ -80,6 +80,25 @@ def test_products_by_tensor_cores(gpu, type, n, no_warpgroups):
                       random.choice([1.0, 1e-3, 300.0]))
     assert ("mul_mat_few" if n <= 32 else "mul_mat_piped_32x32") in names_of(y)
     assert nmse(gg.compute(y, backend=gpu), want) <= (5e-6 if type is gg.BF16 else 1e-6)
+
+
+# ends of the numbers of columns that have kernels of their own
+COLUMNS = 1, 1, 2, 8, 9, 32, 33, 128, 129, 512
+
+
+def some_columns(i):
+    """A number of columns between two of these, by the seed of the run."""
+    return int(np.random.default_rng((SEED, i)).integers(COLUMNS[2 * i], COLUMNS[2 * i + 1], endpoint=True))
+
+
+@pytest.mark.parametrize("set", "01")
+@pytest.mark.parametrize("n, type", sampled([(some_columns(i), t) for i in range(5) for t in (
+    *BLOCKS, gg.F32, gg.F16, gg.BF16)], lambda case: [case[0]]))
+def test_every_type_has_products_of_1_to_512_columns(gpu, monkeypatch, type, n, set, no_warpgroups):
+    """By both sets of kernels; columns are rounded to 8 bits where the first one multiplies bytes."""
+    monkeypatch.setenv("GGJIT_PIPED", set)
+    y, want = product(gpu, type, type.block if type.quantized else 64, 5, n)
+    assert nmse(gg.compute(y, backend=gpu), want) <= libraries.MAX_NMSE
 
 
 @pytest.fixture

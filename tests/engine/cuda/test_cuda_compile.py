@@ -221,19 +221,30 @@ def test_kernels_that_leave_codes_spill_nothing():
     assert b.spill_nbytes == 0 and b.registers <= 64 and launch.leaves_result == "codes"
 
 
-def fused(type):
-    """The kernels of runs of nodes (ops/cuda/fused): a sum and its norm, a gated unit; with and without codes."""
-    from ggjit.ops.cuda.native.launch import cuda_fusions, of_module
+def runs(type):
+    """(nodes that are one kernel, those that are stored): a gated unit, q, k and v, a product and a sum, a sum and a
+    norm."""
     x, w, (a, b) = leaf(gg.F32, 2048, 1), leaf(gg.F32, 2048), (leaf(type, 2048, 5632) for _ in range(2))
     total = gg.add(x, leaf(gg.F32, 2048, 1))
     norm = gg.rms_norm(total, 1e-6)
-    gate, up = gg.mul_mat(a, x), gg.mul_mat(b, x)
-    for nodes in ((total, norm, gg.mul(norm, w)), (gate, up, gg.swiglu_split(gate, up))):
+    h = gg.mul(norm, w)
+    for column, before in ((x, ()), (h, (norm, h))):
+        gate, up = gg.mul_mat(a, column), gg.mul_mat(b, column)
+        yield (*before, gate, up, gg.swiglu_split(gate, up)), ()
+    yield (norm, h, gate, up, q := gg.mul_mat(a, h)), (gate, up)
+    yield (q, gg.add(q, leaf(gg.F32, 5632, 1))), ()
+    for stored in ((), (total,)):
+        yield (total, norm, h), stored
+
+
+def fused(type):
+    """The kernels of runs of nodes (ops/cuda/fused), with and without codes."""
+    from ggjit.ops.cuda.native.launch import cuda_fusions, node_kernel, of_module
+    for nodes, stored in runs(type):
         fusion = next(f for f in cuda_fusions()[nodes[0].op] if f.matches(nodes))
-        for stored in ((), nodes[:1]):
-            if made := fusion.fused(nodes, stored, (), 1):
-                yield from made.kernel.launches
-                yield from of_module(made.kernel.launches[-1].coded(), made.kernel.launches[-1].module)
+        *_, last = fusion.fused(nodes, stored, [node_kernel(launches_of(t)) for t in nodes], 1).kernel.launches
+        yield last
+        yield from of_module(last.coded() or (), last.module)
 
 
 def fused_spill_nothing(type, cc):

@@ -69,7 +69,7 @@ def test_what_is_no_whisper(tmp_path):
     from helpers import tiny_model
     path = tmp_path / "llama.gguf"
     tiny_model.write(path)
-    with pytest.raises(ModelError, match="none that hears"):
+    with pytest.raises(ModelError, match="does not hear"):
         load_speech(path)
     with pytest.raises(TypeMismatch):
         load_speech(3)
