@@ -289,20 +289,14 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
     known_options("fit", options, OPTIONS)
     if n_batch is not None:
         integer("n_batch", n_batch, 1, MOST)
-<<<<<<< HEAD
+    if n_threads is not None:
+        integer("n_threads", n_threads, 1, MAX_THREADS)
     search = _Search(model, limit, devices, n_threads, options)
     try:
         with busy("planning settings"):
             return _found(search, n_ctx, n_batch, kv_type, repack)
     finally:
         search.let_go()
-=======
-    if n_threads is not None:
-        integer("n_threads", n_threads, 1, MAX_THREADS)
-    search = _Search(model_file(model), limit, devices, n_threads, options)
-    with busy("planning settings"):
-        return _found(search, n_ctx, n_batch, kv_type, repack)
->>>>>>> main
 
 
 def _found(search, n_ctx, n_batch, kv_type, repack):

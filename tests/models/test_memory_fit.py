@@ -16,12 +16,8 @@ import ggjit as gg
 from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models import smollm2_path
 from ggjit.models.files import smollm2
-<<<<<<< HEAD
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.models.networks.fit import BATCHES, KV_TYPES, Candidate, Fit, Setting, _first, _found, _Search
-=======
 from ggjit.models.networks.fit import BATCHES, KV_TYPES, Candidate, Fit, Setting, _first, _found, _places, _Search
->>>>>>> main
 from ggjit.ops.core import machine
 
 # bytes beside what the process holds: {what is tried: (bytes, what is asked for)}
