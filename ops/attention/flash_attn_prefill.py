@@ -21,7 +21,8 @@ from ggjit.ops.core.record import BAD_INDEX, OK
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, ld_i32, ld_i64, st_i64
 from ggjit.ops.native.node import SRC0, SRC1, SRC2, SRC3, fail, nb, ne, work
-from ggjit.ops.native.row_loops import SINGLE, over_chunks
+from ggjit.ops.native.row_affinity import BITS
+from ggjit.ops.native.row_loops import ITEMS, over_chunks
 from ggjit.ops.native.simd import B, W, f32, splat, stf, zerof
 
 ROWS = -(-64 // MR) * MR        # query rows R of a unit of work, or twice as many: keys are unpacked once for them
@@ -181,12 +182,15 @@ def make(variant, paged=False):
             if bad >= 0:
                 return fail(node, BAD_INDEX, bad)
             n_kv, pages = ne(node + SRC3, 0), fr.page_table(node, 0)
-        size = set_rows(q)
-        n_sets = (per_group + size - 1) // size
+        size, total = set_rows(q), count(node)
+        n_groups = total // ((per_group + size - 1) // size)
         wk = work(node) + ith * scratch_nbytes
         for item in range(start, stop):
-            head0, i3 = fr.first_head(q, item // n_sets, rep)
-            r0 = (n_sets - 1 - item % n_sets) * size        # under a causal mask the last rows are the longest
+            # a thread begins with its own queries; where items are many, the last rows come first, since under a causal
+            # mask they are the longest
+            i = item if total <= BITS else total - 1 - item
+            head0, i3 = fr.first_head(q, i % n_groups, rep)
+            r0 = i // n_groups * size
             n = min(size, per_group - r0)
             begin(node, wk, head0, i3, rep, r0, n)
             ka, va = fr.kv_addr(node, head0, i3)
@@ -195,4 +199,4 @@ def make(variant, paged=False):
                 m, l_sum, sink = ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), fr.sink_of(node, head0, rep, r0 + i)
                 finish(node, head0, i3, rep, r0 + i, wk + acc_ + i * acc_stride, output_factor(m, l_sum, sink))
         return OK
-    return over_chunks(items, count, SINGLE)
+    return over_chunks(items, count, ITEMS)

@@ -51,7 +51,7 @@ from ggjit.ops.native.node import (
     row_addr,
     work,
 )
-from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
+from ggjit.ops.native.row_affinity import affinity_next_but_last, light_chunk
 from ggjit.ops.native.row_loops import whole
 from ggjit.ops.native.simd import W, fma, fma_ir, fmul, fneg, ldf, make_ir, shuffle_ir, stf, zerof
 from ggjit.ops.types.shared.rows import ROW
@@ -336,9 +336,10 @@ def _make(mode, ty, backward, has_factors):
         if has_factors:
             copy_bytes(factors, addr(node + SRC2), 4 * n)
         total, last = n_tokens * n_seqs, -1
-        chunk = chunk_of_lines(affinity_chunk(total, nth), nb(d, 2), total, nth, n_heads * n0)
+        chunk = light_chunk(total, nth, total * n_heads * n0 // 8)
+        chunk = chunk_of_lines(chunk, nb(d, 2), total, nth, n_heads * n0)
         while True:
-            start = affinity_next(node, ith, nth, sync, chunk, total)
+            start = affinity_next_but_last(node, ith, nth, sync, chunk, total)
             if start >= total:
                 return OK
             for r in range(start, min(total, start + chunk)):

@@ -16,7 +16,7 @@ from ggjit.ops.core.spec import Kernel, touched_nbytes
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, addr, n_rows, nb, ne, param_f32, row_addr, row_index
-from ggjit.ops.native.row_loops import AFFINITY, PIECE, over_chunks, pieces_of_result
+from ggjit.ops.native.row_loops import LIGHT, PIECE, over_chunks, pieces_of_result
 from ggjit.ops.native.simd import W, const_ir, splat
 from ggjit.ops.types.shared.rows import ROW
 
@@ -98,7 +98,7 @@ def _make(f, ta, td):
                 i1, i2, i3 = row_index(d, r)
                 row(row_addr(d, i1, i2, i3), d0, row_addr(a, i1, i2, i3), a0, n0, p0, p1, p2, p3, p4)
         return OK
-    return over_chunks(rows, count, AFFINITY)
+    return over_chunks(rows, count, LIGHT)
 
 
 def map_kernel(t, label, f, cost=0.025):

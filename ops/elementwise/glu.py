@@ -27,7 +27,7 @@ from ggjit.ops.elementwise.unary import DERIVATIVES, FUNCTIONS
 from ggjit.ops.native import mathfun
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, SRC1, nb, ne, param_f32, param_i32, row_addr, row_index
-from ggjit.ops.native.row_loops import AFFINITY, over_chunks
+from ggjit.ops.native.row_loops import LIGHT, over_chunks
 from ggjit.ops.native.simd import W, fma_ir, splat
 from ggjit.ops.types.shared.rows import ROW
 
@@ -253,7 +253,7 @@ def _make(op, ty, split):
             row(row_addr(d, i1, i2, i3), x, g, n0 * run, alpha, limit)
             r += run
         return OK
-    return over_chunks(rows, chunking=AFFINITY)
+    return over_chunks(rows, chunking=LIGHT)
 
 
 def kernel(t, n_threads):

@@ -21,7 +21,7 @@ from ggjit.ops.elementwise.binary import VECTOR
 from ggjit.ops.elementwise.unary import FUNCTIONS
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, addr, n_rows, ne, param_f32, row_addr, row_index, work
-from ggjit.ops.native.row_loops import AFFINITY, over_chunks
+from ggjit.ops.native.row_loops import LIGHT, over_chunks
 from ggjit.ops.native.simd import W, ldf, ldf_part, splat, stf, stf_part
 from ggjit.ops.reductions.norm import STRETCH
 from ggjit.ops.types.shared.rows import pair_row
@@ -183,7 +183,7 @@ def _make(steps):
             i1, i2, i3 = row_index(d, r)
             run(node, row_addr(d, i1, i2, i3), row_addr(x, i1, i2, i3), i1, i2, i3, n, eps, scratch)
         return OK
-    return over_chunks(rows, chunking=AFFINITY)
+    return over_chunks(rows, chunking=LIGHT)
 
 
 FUSIONS = tuple(Fusion(ops, fused) for ops in (

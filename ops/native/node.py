@@ -138,21 +138,15 @@ def fail(node, status, value):
 
 # ---------------------------------------------------------------- threads
 @exact
-def meet(sync, nth, counts):
-    """Wait until all `nth` threads are here; stores before it are seen by every thread after it.
+def wait_while(word, mask, value, sync, counts):
+    """Wait while the bits `mask` of the word are `value`.
 
     A thread that waits long yields, and does not sleep: docs/measured.md, "Beside a busy process".  counts: note that
     time (engine/cpu/team.py).
     """
-    if nth == 1:
-        return
-    generation = load_acquire(sync + S_GENERATION)
-    if atomic_add(sync + S_COUNT, 1) == nth - 1:
-        store_release(sync + S_COUNT, 0)
-        store_release(sync + S_GENERATION, generation + 1)
-        return
+    generation = ld_i64(sync + S_GENERATION)
     n = since = 0
-    while load_acquire(sync + S_GENERATION) == generation:
+    while load_acquire(word) & mask == value:
         n += 1
         if n < SPINS_BEFORE_YIELD:
             pause()
@@ -164,6 +158,19 @@ def meet(sync, nth, counts):
     if counts and since != 0 and ld_i64(sync + S_WAITED_AT) != generation + 1:
         st_i64(sync + S_WAITED_AT, generation + 1)
         st_i64(sync + S_WAITED, ld_i64(sync + S_WAITED) + cycles() - since)
+
+
+@exact
+def meet(sync, nth, counts):
+    """Wait until all `nth` threads are here; stores before it are seen by every thread after it.  counts: as above."""
+    if nth == 1:
+        return
+    generation = load_acquire(sync + S_GENERATION)
+    if atomic_add(sync + S_COUNT, 1) == nth - 1:
+        store_release(sync + S_COUNT, 0)
+        store_release(sync + S_GENERATION, generation + 1)
+        return
+    wait_while(sync + S_GENERATION, -1, generation, sync, counts)
 
 
 @inline

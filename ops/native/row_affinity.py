@@ -16,10 +16,11 @@ from numba.extending import intrinsic
 
 from ggjit.ops.native.jit import exact, inline
 from ggjit.ops.native.mem import IR_I64, call_intrinsic, load_acquire, pointer
-from ggjit.ops.native.node import CHUNK, aborted, chunk_rows, next_rows
+from ggjit.ops.native.node import CHUNK, aborted, chunk_rows, next_rows, wait_while
 
 CHUNKS = 8                              # chunks of a thread; fewer where all of them do not fit a word
 BITS = 64
+LIGHT_NANOSECONDS = 4000                # of a chunk of light rows at least: asking for it takes a part of that
 
 
 @intrinsic
@@ -54,6 +55,16 @@ def affinity_chunk(n, nth):
 
 
 @inline
+def light_chunk(n, nth, nanoseconds):
+    """The same for rows that take so many nanoseconds together: fewer chunks a thread, where asking for one would take
+    longer than its rows."""
+    if nth == 1 or nth > BITS // CHUNKS:
+        return affinity_chunk(n, nth)
+    parts = nth * max(1, min(CHUNKS, nanoseconds // (nth * LIGHT_NANOSECONDS)))
+    return max(1, (n + parts - 1) // parts)
+
+
+@inline
 def countable(chunk, n):
     """`chunk`, or so many times it that n rows have no more chunks than a word has bits."""
     return chunk * max(1, (n + BITS * chunk - 1) // (BITS * chunk))
@@ -72,7 +83,7 @@ def own_first(ith, nth, chunk, n):
 
 
 @exact
-def _next(node, ith, nth, sync, chunk, n):
+def _next(node, ith, nth, sync, chunk, n, all_free):
     word, total = node + CHUNK, (n + chunk - 1) // chunk    # at most BITS chunks
     k = _each(nth, chunk, n)
     if ith * k >= total:                                    # it has none: those that have some help each other
@@ -81,9 +92,14 @@ def _next(node, ith, nth, sync, chunk, n):
     while True:
         taken = load_acquire(word)
         free = ~taken & ((1 << total) - 1 if total < BITS else -1)
-        if free == 0:
-            return n
-        c = _trailing_zeros(free & own) if free & own != 0 else BITS - 1 - _leading_zeros(free)
+        if free & own != 0:
+            c = _trailing_zeros(free & own)
+        else:
+            if not all_free:                                # those before which another one is free
+                free &= free << 1
+            if free == 0:
+                return n
+            c = BITS - 1 - _leading_zeros(free)
         bit = 1 << c
         if _or(word, bit) & bit == 0:
             return n if taken != 0 and aborted(ith, sync) else c * chunk
@@ -94,4 +110,27 @@ def affinity_next(node, ith, nth, sync, chunk, n):
     """First row of this thread's next chunk of `affinity_chunk` rows; n or more when nothing is left."""
     if nth == 1 or nth > BITS:
         return next_rows(node, ith, nth, sync, chunk, n)
-    return _next(node, ith, nth, sync, chunk, n)
+    return _next(node, ith, nth, sync, chunk, n, True)
+
+
+@inline
+def affinity_next_but_last(node, ith, nth, sync, chunk, n):
+    """The same, but the last free chunk of a thread's stretch is left to that thread: it would begin with it soon, and
+    then has all its rows in its own cache."""
+    if nth == 1 or nth > BITS:
+        return next_rows(node, ith, nth, sync, chunk, n)
+    return _next(node, ith, nth, sync, chunk, n, False)
+
+
+@exact
+def set_bit(word, i):
+    """Tell the other threads that thread i < BITS has done its part; stores before it are seen by who waits for it."""
+    _or(word, 1 << i)
+
+
+@exact
+def wait_for_bit(word, i, sync):
+    """Wait until thread i has set its bit."""
+    bit = 1 << i
+    if load_acquire(word) & bit == 0:
+        wait_while(word, bit, 0, sync, True)

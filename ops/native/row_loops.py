@@ -28,7 +28,13 @@ from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import cycles
 from ggjit.ops.native.node import DST, SRC0, aborted, chunk_of_lines, n_rows, nb, ne, next_rows, param_i32
-from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
+from ggjit.ops.native.row_affinity import (
+    BITS,
+    affinity_chunk,
+    affinity_next,
+    affinity_next_but_last,
+    light_chunk,
+)
 
 I32_MAX = 2 ** 31 - 1
 SHORT_CHUNK = 512               # elements: takes about ten times as long as asking for a chunk
@@ -78,8 +84,21 @@ def _moved(node, n, nth):
     return n if few else _affinity(node, n, nth)
 
 
+@inline
+def _light(node, n, nth):
+    x, d = node + SRC0, node + DST
+    return n if _few(node, n, nth) else light_chunk(n, nth, (n_rows(d) * ne(d, 0) + n_rows(x) * ne(x, 0)) // 16)
+
+
+@inline
+def _next_item(node, ith, nth, sync, chunk, n):
+    return affinity_next(node, ith, nth, sync, chunk, n) if n <= BITS else next_rows(node, ith, nth, sync, chunk, n)
+
+
 SINGLE = Chunking(_one, next_rows)                          # row by row to the thread that asks first: much work
+ITEMS = Chunking(_one, _next_item)                          # up to BITS of them to the same thread in every run
 AFFINITY = Chunking(_affinity, affinity_next)               # to the same thread in every run (row_affinity.py)
+LIGHT = Chunking(_light, affinity_next_but_last)            # the same, little work an element: chunks are longer
 MOVED = Chunking(_moved, affinity_next)                     # the same; rows are moved, and short ones take no time
 SHORT_ROWS = Chunking(_short, affinity_next)                # the same, chunks of at least SHORT_CHUNK elements
 
@@ -124,7 +143,7 @@ def over_chunks(rows, count=rows_of_result, chunking=AFFINITY, phase=0, written=
     written: jitted (node) -> bytes that a row writes; chunks are whole cache lines of them.
     """
     length, take = chunking
-    counter, by_row = WORD * phase, count is not pieces_of_result and chunking is not SINGLE
+    counter, by_row = WORD * phase, count is not pieces_of_result and length is not _one
 
     @inline
     def in_parts(node, ith, sync, start, stop, part):

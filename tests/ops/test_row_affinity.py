@@ -7,7 +7,16 @@ import pytest
 from ggjit.ops.matmul.repack import codes
 from ggjit.ops.native.jit import native
 from ggjit.ops.native.node import CHUNK, S_ABORT, S_DEADLINE
-from ggjit.ops.native.row_affinity import BITS, affinity_chunk, affinity_next, countable, own_first
+from ggjit.ops.native.row_affinity import (
+    BITS,
+    LIGHT_NANOSECONDS,
+    affinity_chunk,
+    affinity_next,
+    affinity_next_but_last,
+    countable,
+    light_chunk,
+    own_first,
+)
 from ggjit.ops.native.simd import B
 from ggjit.ops.types.shared.moves import AHEAD, FAR, LINE, LONG, SHORT, STRING, move_bytes
 
@@ -20,6 +29,16 @@ def chunk_of(n, nth):
 @native("i64(i64, i64, i64, i64, i64, i64)")
 def take(node, ith, nth, sync, chunk, n):
     return affinity_next(node, ith, nth, sync, chunk, n)
+
+
+@native("i64(i64, i64, i64, i64, i64, i64)")
+def take_but_last(node, ith, nth, sync, chunk, n):
+    return affinity_next_but_last(node, ith, nth, sync, chunk, n)
+
+
+@native("i64(i64, i64, i64)")
+def light_chunk_of(n, nth, nanoseconds):
+    return light_chunk(n, nth, nanoseconds)
 
 
 @native("i64(i64, i64, i64, i64)")
@@ -46,7 +65,7 @@ class Rows:
         self.node, self.sync = np.zeros(CHUNK // 8 + 2, np.int64), np.zeros(128, np.int64)
         self.sync[S_DEADLINE // 8] = np.iinfo(np.int64).max
 
-    def take(self, ith):
+    def take(self, ith, take=take):
         """The rows of the next chunk of a thread."""
         start = take(self.node, ith, self.nth, self.sync, self.chunk, self.n)
         return range(start, min(self.n, start + self.chunk))
@@ -56,10 +75,10 @@ class Rows:
 def test_every_row_once(nth):
     rng = np.random.default_rng()
     for n in (0, 1, 2, nth, 8 * nth, 8 * nth + 1, 64, 65, *rng.integers(1, 3000, 5).tolist()):
-        rows, taken, busy = Rows(n, nth), [], list(range(nth))
+        rows, taken, busy, how = Rows(n, nth), [], list(range(nth)), rng.choice([take, take_but_last])
         while busy:
             ith = int(rng.choice(busy))
-            mine = rows.take(ith)
+            mine = rows.take(ith, how)
             taken += mine
             if not mine:
                 busy.remove(ith)
@@ -94,6 +113,20 @@ def test_who_is_done_helps_from_the_end():
     assert mine == list(range(80))
     assert rows.take(0) == range(150, 160)
     assert rows.take(1) == range(80, 90)
+
+
+def test_the_last_rows_of_a_thread_are_left_to_it():
+    rows = Rows(160, 2)
+    mine = [rows.take(0, take_but_last) for _ in range(16)]
+    assert [m.start for m in mine if m] == [*range(0, 80, 10), *range(150, 80, -10)]
+    assert rows.take(1, take_but_last) == range(80, 90) and not rows.take(1, take_but_last)
+
+
+def test_light_rows_are_handed_out_in_fewer_chunks():
+    assert light_chunk_of(128, 2, 0) == light_chunk_of(128, 2, 4 * LIGHT_NANOSECONDS - 1) == 64
+    assert light_chunk_of(128, 2, 4 * LIGHT_NANOSECONDS) == 32
+    assert light_chunk_of(128, 2, 1 << 40) == chunk_of(128, 2) == 8
+    assert all(light_chunk_of(128, nth, 0) == chunk_of(128, nth) for nth in (1, 9, 64, 200))
 
 
 def test_a_thread_without_rows_of_its_own_takes_none():

@@ -36,6 +36,7 @@ from ggjit.ops.native.jit import exact, inline, ir_function, native
 from ggjit.ops.native.lanes import i64, splat_const, transpose_ir, zero
 from ggjit.ops.native.mem import ld_i8, ld_i16, ld_i32, st_i8, st_i16, st_i32
 from ggjit.ops.native.node import (
+    CHUNK,
     DST,
     SRC0,
     SRC1,
@@ -50,13 +51,14 @@ from ggjit.ops.native.node import (
     whole_lines,
     work,
 )
-from ggjit.ops.native.row_affinity import BITS, CHUNKS, affinity_next
+from ggjit.ops.native.row_affinity import BITS, CHUNKS, affinity_next_but_last, set_bit, wait_for_bit
 from ggjit.ops.native.simd import load_ir, shuffle_ir, store_ir, vec_ir
 from ggjit.ops.types.shared.dot import OWN
 
 ROWS = LANES
 CHUNK_NBYTES = 64 << 10             # of weights, where there are enough: less is read as several short streams
 UNPACKED_NBYTES = 384 << 10         # of unpacked weights a thread keeps in the second-level cache
+HIDING_COLUMNS = 32                 # columns that take longer to multiply than their weights to read
 MAX_COLUMNS = 4                     # columns of a tile with AVX2
 # Tiles of columns from which on blocks of 32 are unpacked once for all; AVX-512 unpacks them in each
 UNPACKED_TILES = 4 if isa.ISA == "neon" else math.inf
@@ -193,12 +195,14 @@ class _Shape(NamedTuple):
 
 @inline
 def cut_by_columns(m, n, column_nbytes, weights_nbytes, nth):
-    """Do fewer bytes move where each thread has n / nth columns than where it has m / nth rows?
+    """Does less time go into moving bytes where each thread has n / nth columns than where it has m / nth rows?
 
     By rows, every thread reads the columns that others prepared, and what reads the results row by row finds
-    (nth - 1) / nth of them with other threads; by columns, every thread reads all weights.
+    (nth - 1) / nth of them with other threads; by columns, every thread reads all weights.  Weights count half where a
+    thread multiplies them by so many columns that the next ones arrive meanwhile.
     """
-    return nth <= BITS and n * (nth * column_nbytes + 4 * m) > nth * weights_nbytes
+    moved, read = n * (nth * column_nbytes + 4 * m), nth * weights_nbytes
+    return nth <= BITS and (moved > read or n >= HIDING_COLUMNS * nth and 2 * moved > read)
 
 
 @inline
@@ -277,6 +281,7 @@ def _make(type, shape):
         k, m, n, panels = ne(a, 0), ne(a, 1), ne(b, 1), work(node)
         tiles, n_blocks, groups = (n + n_columns - 1) // n_columns, k // block, m // ROWS
         column = whole_lines(n_blocks * y_nbytes)
+        by_columns = may_cut and nth > 1 and cut_by_columns(m, n, column, groups * n_blocks * nbytes, nth)
         if n_columns == 1 and n == 1:           # each thread prepares its own column: no thread waits for another
             panels += ith * column
             prepare(addr(b), k, panels, 0, 1)
@@ -286,29 +291,34 @@ def _make(type, shape):
                 first, after = n * t // tiles, n * (t + 1) // tiles
                 for j in range(first, after):
                     prepare(addr(b) + j * nb(b, 1), k, panels + first * column, j - first, after - first)
-            barrier(sync, nth)
+            if by_columns:                      # who helps another thread waits for that thread's columns
+                set_bit(node + CHUNK, ith)
+            else:
+                barrier(sync, nth)
         chunk, whole = chunk_of(groups, n_blocks, nth), groups // n_groups * n_groups
         unit = n_groups if n_lines or unpacks else chunk_of_lines(n_groups, 4 * ROWS, groups, nth)
         own = panels + n * column + ith * whole_lines((chunk + n_groups - 1) * n_blocks * seen_nbytes)
-        by_columns = may_cut and nth > 1 and cut_by_columns(m, n, column, groups * n_blocks * nbytes, nth)
-        length = part_length(groups, nth) if by_columns else chunk
+        length = max(part_length(groups, nth), chunk) if by_columns else chunk
         parts = (whole + length - 1) // length
         units = (whole + unit - 1) // unit
         chunks = even_chunks(units, chunk // unit, nth)
         while True:
             if by_columns:                      # a thread begins with its own columns: their tokens stay with it
-                item = affinity_next(node + WORD, ith, nth, sync, 1, nth * parts)
+                item = affinity_next_but_last(node + WORD, ith, nth, sync, 1, nth * parts)
                 if item >= nth * parts:
                     return OK
-                first_tile, end_tile = own_share(tiles, item // parts, nth)
-                start, after = item % parts * length, chunk
-                end = start + length
+                whose = item // parts
+                if whose != ith:
+                    wait_for_bit(node + CHUNK, whose, sync)
+                first_tile, end_tile = own_share(tiles, whose, nth)
+                start = item % parts * length
+                end, after, step = start + length, start + length, min(chunk, length)
             else:
                 item, first_tile, end_tile = next_rows2(node, ith, nth, sync, 1, chunks), 0, tiles
                 if item >= chunks:
                     return OK
                 start, end = unit * even_start(units, item, chunks), unit * even_start(units, item + 1, chunks)
-                after = unit * even_start(units, item + nth, chunks) - start
+                after, step = unit * even_start(units, item + nth, chunks), end - start
             weights = addr(a)
             if end >= whole:
                 end = groups
@@ -316,9 +326,9 @@ def _make(type, shape):
                 for g in range(start, end):
                     unpack(weights + g * n_blocks * nbytes, n_blocks, own + (g - start) * n_blocks * seen_nbytes)
                 weights = own - start * n_blocks * seen_nbytes
-            step = chunk if by_columns else end - start
             for g in range(start, end, step):
-                multiply_chunk(node, weights, g, min(end, g + step), first_tile, end_tile, tiles, panels, column, after)
+                far = step if g + step < end else after - g
+                multiply_chunk(node, weights, g, min(end, g + step), first_tile, end_tile, tiles, panels, column, far)
     return kernel
 
 
