@@ -111,11 +111,11 @@ class Tokenizer:
             raise ParamError(f"text has a lone surrogate at character {e.start}; decode it as UTF-8 first") from e
         except AttributeError:
             raise ParamError(f"text is {type(text).__name__}, expected str") from None
-        ids = [self.bos_id] if add_special and self.add_bos else []
+        ids, to_ids = [self.bos_id] if add_special and self.add_bos else [], self._to_ids
         after_special = True
         for part in self._parts(text, parse_special):
             if isinstance(part, str):
-                ids += self._to_ids(self._prepare(part, after_special))
+                ids += to_ids(self._prepare(part, after_special))
             else:
                 ids.append(part)
             after_special = not isinstance(part, str)
@@ -256,7 +256,8 @@ class Tokenizer:
                 for id, text in enumerate(self._tokens):
                     if seen.setdefault(text or _name_empty(id), id) != id:
                         self._bad(f"tokens {seen[text or _name_empty(id)]} and {id} are both {text!r}")
-            return self._build()
+            to_ids, _ = self._build(), self._specials           # both are tables
+            return to_ids
 
     @functools.cached_property
     def _tokens(self):
