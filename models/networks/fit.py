@@ -390,7 +390,7 @@ def _near(search, lean, n_places):
 def _least(search, n_batch, kinds, repack):
     """Of the candidates of the shortest context that devices hold, the one that takes the least: the kernels of another
     batch, cache or layout may be there."""
-    n, least = search.contexts[-1], None
+    n, least, anew = search.contexts[-1], None, set()   # anew: kernels that are to be compiled
     for streamed, kind in itertools.product((True, False), kinds):
         batches, repacks = _ways(n, n_batch, repack, streamed)
         lean = Setting(n, batches[-1], True, kind, repacks[-1], streamed=streamed)
@@ -398,10 +398,15 @@ def _least(search, n_batch, kinds, repack):
             if least is not None and search(place).running_nbytes >= least.nbytes:
                 continue
             for packed in repacks:
-                tried = [search(dataclasses.replace(place, n_batch=batches[-1], repack=packed))]
-                if tried[0].compiling:          # a larger batch takes more but for that
-                    tried += [search(dataclasses.replace(tried[0].setting, n_batch=b)) for b in batches[:-1]]
-                least = min(filter(None, (least, *tried)), key=lambda c: (bool(search.over_devices(c)), c.nbytes))
+                for batch in batches[::-1]:             # a larger one takes more, but for compiling
+                    kernels = kind, packed, batch, place.n_gpu_layers == -1
+                    if batch > batches[-1] and kernels in anew:
+                        continue
+                    c = search(dataclasses.replace(place, n_batch=batch, repack=packed))
+                    least = min(filter(None, (least, c)), key=lambda c: (bool(search.over_devices(c)), c.nbytes))
+                    if not c.compiling or c.running_nbytes > least.nbytes:
+                        break
+                    anew.add(kernels)
     return least
 
 
