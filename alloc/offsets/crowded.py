@@ -40,9 +40,9 @@ def _part(inst, ids):
     return Instance(inst.slo[ids], inst.shi[ids], inst.size[ids])
 
 
-def _solve(inst, cap, max_nodes, stop):
+def _solve(inst, cap, max_nodes, stop, effort):
     """(offsets within cap or None, search nodes) of one stretch."""
-    found, nodes, per_buffer = CanonicalSearch(inst, stop), 0, NODES if inst.n <= MOST else NODES_AT_LAST
+    found, nodes, per_buffer = CanonicalSearch(inst, stop), 0, effort * (NODES if inst.n <= MOST else NODES_AT_LAST)
     for name, rule in RULES.items() if found.possible else ():
         if nodes >= max_nodes:
             break
@@ -53,10 +53,11 @@ def _solve(inst, cap, max_nodes, stop):
     return None, nodes
 
 
-def crowded_first(inst, cap, limit, stop=greedy.NEVER, max_nodes=1 << 60):
+def crowded_first(inst, cap, limit, stop=greedy.NEVER, max_nodes=1 << 60, effort=1):
     """(peak, offsets, search nodes) of a layout meant to end within cap bytes; (limit, None, nodes): none below limit.
 
-    stop: a word, set when time is up; max_nodes: nodes after which no stretch is searched."""
+    stop: a word, set when time is up; max_nodes: nodes after which no stretch is searched; effort: so many times the
+    nodes of a search."""
     off, placed, nodes = np.zeros(inst.n, np.int64), np.zeros(inst.n, bool), 0
     most_at_last = max(MOST, min(inst.n // PART, MOST_AT_LAST))
     todo = [(np.arange(inst.n), 0)] if inst.n >= MANY else []
@@ -65,7 +66,7 @@ def crowded_first(inst, cap, limit, stop=greedy.NEVER, max_nodes=1 << 60):
         for part in stretches(_part(inst, ids), SHARES[k] * cap):
             part, found, last = ids[part], None, k + 1 == len(SHARES)
             if len(part) <= (most_at_last if last else MOST) and nodes < max_nodes:
-                found, n = _solve(_part(inst, part), cap, max_nodes - nodes, stop)
+                found, n = _solve(_part(inst, part), cap, max_nodes - nodes, stop, effort)
                 nodes += n
             if found is not None:
                 off[part], placed[part] = found, True

@@ -1,7 +1,8 @@
 """`plan_offsets`: buffers with lifetimes -> offsets, as low as time, or a number of search nodes, allows.
 
     section bound -> ggml's best fit -> free canonical descents -> first fit in four orders
-                  -> where many short buffers make stretches near the goal: those first, the rest around them
+                  -> where many short buffers make stretches near the goal: those first, the rest around them; if
+                     that misses the goal, again at capacities between it and the best plan, one each turn
                   -> by turns, with node limits that double, until the goal is met or all is spent:
                          canonical search at the goal, its three rules by turns
                          bisection between the proved bound and the best plan (both are complete: they can prove that
@@ -42,7 +43,9 @@ LOCAL_BESIDE_TILES = 1 / 4      # the same where the tiling search runs, which i
 TILES = 16                      # nodes of the tiling search at a capacity, as a multiple of those of a rule's search
 TILES_AHEAD = 48                # the same once the best plan is its own
 FINE = 256                      # capacities are told apart by this part of the best peak
+FINE_CROWDED = 32               # the same for crowded stretches, as a part of what the best peak exceeds the goal by
 KEPT = 7                        # capacities at which the tiling search continues its last try
+MOST_EFFORT = 1 << 12           # of the search of crowded stretches, in units of its first nodes
 MOVES = 2000                    # moves of a local search between two looks at its results
 
 # problems of so few buffers get so many search nodes for each, which take milliseconds, however busy the machine is
@@ -155,7 +158,7 @@ class Planner:
         self.clock = Clock(clock) if isinstance(clock, int | float) else clock
         self.node_limit, self.nodes, self.seed, self.n_threads = options.node_limit, 0, options.seed, options.n_threads
         self.proved = inst.lower_bound
-        self.ranks = {}
+        self.ranks, self.effort, self.crowded_least = {}, 1, self.goal
         self.best, self.offsets = ggml_best_fit(inst, events)
         self.prepared = self.clock.used         # sorting the buffers takes less time than everything up to here
         self.ggml_peak = self.best
@@ -285,25 +288,44 @@ class Planner:
             for offsets in found:
                 self._keep(int((offsets + self.inst.size).max()), offsets, "local search")
 
-    def _crowded(self):
+    def _crowded(self, cap):
+        """The crowded stretches first, within cap.  Returns the search nodes taken: 0 where no stretch is searched."""
         left = greedy.BIG if self.node_limit is None else self.node_limit - self.nodes
-        peak, offsets, nodes = crowded_first(self.inst, max(self.proved, self.goal), self.best, self.stop, left)
+        peak, offsets, nodes = crowded_first(self.inst, cap, self.best, self.stop, left, self.effort)
         self.nodes += nodes
         self._keep(peak, offsets, "crowded first")
+        if self.best > cap:
+            self.crowded_least = cap + 1
+        return nodes
+
+    def _narrow_crowded(self):
+        """Crowded stretches first at one capacity, halfway between the least that did not fail and the best plan; once
+        the two are near each other, from the goal on with twice the effort.  Returns whether to go on."""
+        goal = max(self.proved, self.goal)
+        if self.best - self.crowded_least <= (self.best - goal) // FINE_CROWDED:
+            self.effort, self.crowded_least = 2 * self.effort, goal
+        if self.done or self.spent or self.effort > MOST_EFFORT:
+            return False
+        return self._crowded((max(self.crowded_least, goal) + self.best) // 2) > 0
 
     def _search(self):
         if not self.spent:
-            self._crowded()
+            self._crowded(max(self.proved, self.goal))
         if self.done or self.spent:
             return
         self.search = CanonicalSearch(self.inst, self.stop)
         if not self.search.possible:
+            while self._narrow_crowded():
+                pass
             return
         with contextlib.ExitStack() as held:
             self.pool = held.enter_context(concurrent.futures.ThreadPoolExecutor(self.n_threads)) \
                 if self.n_threads > 1 else None
             limit, local, self.tiles = 2 * self.inst.n, None, {}
             while not self.done and not self.spent:
+                self._narrow_crowded()
+                if self.done:
+                    return
                 before = self.nodes
                 self._try(max(self.proved, self.goal), limit)
                 self._bisect(max(limit // COARSE, 2 * self.inst.n))

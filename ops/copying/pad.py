@@ -130,6 +130,12 @@ def _make(op, mode, size):
                 store(to + i * size, load(x + j * step))
 
     @inline
+    def mirror(to, x, n):
+        """to[i] = x[-i] for i < n, elements side by side."""
+        for i in range(n):
+            store(to + i * size, load(x - i * size))
+
+    @inline
     def one(node, r):
         a, d = node + SRC0, node + DST
         i1, i2, i3 = row_index(d, r)
@@ -145,6 +151,10 @@ def _make(op, mode, size):
             ends(to, x, step, 0, n, shift, n0)
             return OK
         move_bytes(to + first * size, x + (first - shift) * size, (end - first) * size)
+        if mode == REFLECT:
+            mirror(to, x + shift * size, shift)
+            mirror(to + end * size, x + (n0 - 2) * size, n - end)
+            return OK
         ends(to, x, step, 0, first, shift, n0)
         ends(to, x, step, end, n, shift, n0)
         return OK

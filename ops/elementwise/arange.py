@@ -9,9 +9,9 @@ from ggjit.ops.core.shape import require_param
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32, Context
 from ggjit.ops.native.jit import inline
-from ggjit.ops.native.mem import st_f32
 from ggjit.ops.native.node import DST, addr, ne, param_f32
 from ggjit.ops.native.row_loops import I32_MAX, PIECE, over_rows, pieces_of_result
+from ggjit.ops.native.simd import IR, V, W, const_ir, make_ir, splat_ir, stf, stf_part, vec_ir
 
 
 def arange(ctx: Context, start: float, stop: float, step: float):
@@ -33,12 +33,25 @@ def reference(t):
     return (start + step * np.arange(t.ne[0])).reshape(1, 1, 1, -1)
 
 
+def _ramp_ir(b, start, step, i):
+    """start + step (i + lane), formed in float64."""
+    at = b.fadd(splat_ir(b, b.sitofp(i, IR["f64"]), W), const_ir("f64", range(W)))
+    sums = b.fadd(splat_ir(b, start, W), b.fmul(splat_ir(b, step, W), at))
+    return b.fptrunc(sums, vec_ir("f32", W))
+
+
+_ramp = make_ir(lambda *_: V("f32", W), _ramp_ir)
+
+
 @inline
 def _one(node, p):
-    d = node + DST
-    start, step = types.float64(param_f32(node, 0)), types.float64(param_f32(node, 2))
-    for i in range(p * PIECE, min(ne(d, 0), (p + 1) * PIECE)):
-        st_f32(addr(d) + 4 * i, types.float32(start + step * i))
+    to, start, step = addr(node + DST), types.float64(param_f32(node, 0)), types.float64(param_f32(node, 2))
+    end = min(ne(node + DST, 0), (p + 1) * PIECE)
+    for i in range(p * PIECE, end - W + 1, W):
+        stf(to + 4 * i, _ramp(start, step, i))
+    left = end % W
+    if left:
+        stf_part(to + 4 * (end - left), _ramp(start, step, end - left), left)
     return OK
 
 

@@ -2,6 +2,7 @@
 
     mul_mat         the op and the choice of its kernel
     mul_mat_dot     few columns: rows of weights are multiplied as they lie (choices: how many at once)
+    mul_mat_stretch few columns of F32, by stretches of k that stay in the first-level cache
     one_column      a product of one column in parts, for kernels that do more (ops/fused/column.py)
     mul_mat_tile    many columns: packed panels (tile: geometry; tile_float, tile_codes, tile_bf16: register tiles;
                     tile_kinds: which one)

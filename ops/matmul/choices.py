@@ -73,6 +73,7 @@ class Rule:
     narrow      {type of super-blocks: (columns of the widest tile, columns of a product up to which such tiles are
                 used)}, AVX-512, where these are fewer
     dots        {type: columns up to which AVX-512 multiplies as dots of rows}, where that is more than elsewhere
+    stretches   columns of F32 products that AVX-512 multiplies by stretches of k (mul_mat_stretch.py)
     """
     blocks: RowTile
     tiles: dict
@@ -84,13 +85,14 @@ class Rule:
     pairs: int | None = None
     narrow: dict = dataclasses.field(default_factory=dict)
     dots: dict = dataclasses.field(default_factory=dict)
+    stretches: tuple = ()
 
 
 Q2_K, Q4_K, Q5_K, Q6_K, MXFP4 = (BY_NAME[name] for name in ("q2_K", "q4_K", "q5_K", "q6_K", "mxfp4"))
 ZEN = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS))
 ZEN5 = Rule(ONE_ROW, {F16: AHEAD, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS),
             (16, 16), True, 80, 6, {**dict.fromkeys((Q2_K, Q4_K), (6, 16)), **dict.fromkeys((Q5_K, Q6_K), (8, 12))},
-            {F16: 48})
+            {F16: 48}, (*range(9, 14), *range(17, 25)))
 INTEL = Rule(ONE_ROW, {}, FOUR, tuple(t for t in FORMATS if t is not Q6_K))
 NEON = Rule(PLAIN, {F16: FOUR_PLAIN if neon.HAS_FMLAL else PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS),
             direct=8, pairs=4)
@@ -188,6 +190,11 @@ def layout_tile(type):
 def dot_columns(type):
     """Columns up to which the processor's rule multiplies weights of the type as dots of rows; 0: it says nothing."""
     return (RULE or UNKNOWN).dots.get(type, 0) if isa.ISA == "avx512" else 0
+
+
+def by_stretches(n):
+    """Does the processor's rule multiply F32 with n columns by stretches of k?"""
+    return isa.ISA == "avx512" and n in (RULE or UNKNOWN).stretches
 
 
 def pays_repacked(type):

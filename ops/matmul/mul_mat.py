@@ -6,7 +6,8 @@ F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0); sums are float32.
 
 Three families of kernels, chosen by the number of columns n:
 
-    n <= 3 ... 48    rows of a as they lie times a few columns (mul_mat_dot); n = 1 has its own tile
+    n <= 3 ... 48    rows of a as they lie times a few columns (mul_mat_dot; F32 by stretches of k, mul_mat_stretch);
+                     n = 1 has its own tile
     more             packed panels and register tiles (mul_mat_tile); a few rows of a: mul_mat_short
 
 A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast transform instead (hadamard).
@@ -26,7 +27,7 @@ from ggjit.ops.core.split import MIRRORED, PARTIAL, SplitState
 from ggjit.ops.core.traits import all_traits, cached_for_types, module_of, traits_of
 from ggjit.ops.core.types import BF16, BY_NAME, F16, F32, Q4_0, Q8_0, Tensor
 from ggjit.ops.core.user_warnings import called_by_user, warn_once
-from ggjit.ops.matmul import choices, hadamard, mul_mat_dot, mul_mat_short, mul_mat_tile
+from ggjit.ops.matmul import choices, hadamard, mul_mat_dot, mul_mat_short, mul_mat_stretch, mul_mat_tile
 from ggjit.ops.matmul.mul_mat_dot import DotShape
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import FLOAT_UNIT
@@ -202,11 +203,13 @@ def _dot_kernel(t, n_threads):
     direct = dot.prepare is None and _direct(b)
     shape = dot_shape(a.type, a.ne[0], a.ne[1], n, exact)
     columns = 0 if direct else mul_mat_dot.work_nbytes(dot, a.ne[0], n * b.ne[2] * b.ne[3], n_threads)
+    narrower = not a.type.quantized and n % shape.columns > 0 and not choices.are_apart()       # 11: 6 + 5
     name = f"mul_mat{'-exact' * exact}-dot-{a.type.name}-{b.type.name}-{shape}" + "-direct" * direct
+    name += "-narrower" * narrower
     plain = _direct(b) and b.ne[1:] == (1, 1, 1) and a.ne[2:] == (1, 1)
     column = mul_mat_dot.one_column(a.type, a.ne[0], shape, exact, name) if plain else None
-    return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, shape, exact), _cost(t), columns,
-                  (module_of(a.type), module_of(b.type)), column=column)
+    return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, shape, exact, narrower), _cost(t),
+                  columns, (module_of(a.type), module_of(b.type)), column=column)
 
 
 def _tile_kernel(t, n_threads):
@@ -236,6 +239,22 @@ def _sums(t, tile):
            f"{min(tile.kc, t.src[0].ne[0])}"
 
 
+def _by_stretches(t):
+    """Are dot products by stretches of k faster?"""
+    a, b = t.src[:2]
+    return (a.type is F32 and choices.by_stretches(b.ne[1]) and a.ne[0] >= LONG_ROW and a.ne[0] % W == 0
+            and b.ne[2] * b.ne[3] == 1 and not choices.are_apart())
+
+
+def _stretch_kernel(t, n_threads):
+    a, b = t.src[:2]
+    columns = mul_mat_stretch.tile_columns(b.ne[1])
+    narrower = b.ne[1] % columns > 0
+    return Kernel(f"mul_mat-stretch-{b.type.name}-{columns}" + "-narrower" * narrower,
+                  lambda: mul_mat_stretch.make_kernel(b.type, columns, narrower), _cost(t),
+                  mul_mat_stretch.work_nbytes(a.ne[0], b.ne[1], n_threads), (module_of(F32), module_of(b.type)))
+
+
 def _short_kernel(t):
     a, b = t.src[:2]
     rows = mul_mat_short.tile_rows(a.ne[1])
@@ -254,6 +273,8 @@ def kernel(t, n_threads):
         return _dot_kernel(t, n_threads)
     if mul_mat_short.fits(a, b):
         return _short_kernel(t)
+    if _by_stretches(t):
+        return _stretch_kernel(t, n_threads)
     by_dots = not exact and a.ne[0] >= LONG_ROW and b.ne[1] <= choices.dot_columns(a.type)
     return (_dot_kernel if by_dots else _tile_kernel)(t, n_threads)
 

@@ -146,9 +146,11 @@ def make_columns(ta, tb, exact=False):
     return stride, prepare_columns
 
 
-def make_kernel(ta, tb, direct, shape, exact=False):
-    """Kernel body for weights of type ta; direct: columns of b are used where they lie; exact: not rounded."""
-    tile, n_rows_tile, n_cols_tile = make_tile(ta, shape, exact), shape.rows, shape.columns
+def make_kernel(ta, tb, direct, shape, exact=False, narrower=False):
+    """Kernel body for weights of type ta; direct: columns of b are used where they lie; exact: not rounded; narrower:
+    some tiles have one column less."""
+    wide, n_rows_tile, n_cols_tile = make_tile(ta, shape, exact), shape.rows, shape.columns
+    narrow = make_tile(ta, shape._replace(columns=n_cols_tile - 1), exact) if narrower else wide
     stride, prepare_columns = make_columns(ta, tb, exact)
     fetch, prepare = make_fetch(tb), dot_of(ta, exact).prepare or traits_of(F32).to_float
 
@@ -158,9 +160,17 @@ def make_kernel(ta, tb, direct, shape, exact=False):
         tmp = work(node) + nth * ldy + ith * ((4 * k + 63) // 64 * 64)
         prepare(fetch(addr(b), nb(b, 0), k, tmp), column, k)
 
+    @inline
+    def tile(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols):
+        if cols == n_cols_tile or not narrower:
+            wide(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols)
+        else:
+            narrow(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols)
+
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST
         k, m, n = ne(a, 0), ne(a, 1), ne(b, 1)
+        tiles = (n + n_cols_tile - 1) // n_cols_tile
         ldw, ldd, columns = nb(a, 1), nb(d, 1), work(node)
         if direct:
             ldy = nb(b, 1)
@@ -197,10 +207,11 @@ def make_kernel(ta, tb, direct, shape, exact=False):
                 start += stop - r
                 for r0 in range(r, stop, run):
                     end_run = min(stop, r0 + run)
-                    for j in range(0, n, n_cols_tile):
+                    for t in range(tiles):
+                        j, after = n * t // tiles, n * (t + 1) // tiles
                         for q in range(r0, end_run, n_rows_tile):
                             tile(w + q * ldw, ldw, ahead, y + j * ldy, ldy, k,
-                                 c + j * ldd + 4 * q, ldd, end_run - q, n - j)
+                                 c + j * ldd + 4 * q, ldd, end_run - q, after - j)
     return kernel
 
 

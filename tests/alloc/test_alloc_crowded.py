@@ -6,6 +6,7 @@ from helpers.sample import SEED
 
 from ggjit.alloc.offsets import greedy
 from ggjit.alloc.offsets.crowded import crowded_first, stretches
+from ggjit.alloc.offsets.planners import plan_offsets
 from ggjit.alloc.offsets.sections import Instance
 from ggjit.alloc.validate import check_layout
 
@@ -50,6 +51,15 @@ def test_many_short_buffers_are_at_the_bound(n, longest, met, rng):
 def test_no_layout_where_all_is_one_stretch_or_little(problem):
     inst = Instance(*problem)
     assert crowded_first(inst, inst.lower_bound, greedy.BIG) == (greedy.BIG, None, 0)
+
+
+def test_where_the_goal_is_missed_the_planner_tries_capacities_above_it():
+    lo, hi, size = instances.uniform_lifetimes(5000, seed=8)
+    inst = Instance(lo, hi, size)
+    at_goal = crowded_first(inst, inst.lower_bound, greedy.BIG)[0]
+    lay = plan_offsets(lo, hi, size, node_limit=100_000)
+    assert inst.lower_bound <= lay.peak == check_layout(lo, hi, size, lay.offsets) < at_goal
+    assert lay.planner == "crowded first"
 
 
 def test_only_layouts_below_the_limit_come_back():

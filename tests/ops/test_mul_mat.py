@@ -199,6 +199,21 @@ def test_long_rows_are_dots_where_the_rule_of_a_processor_says_so(monkeypatch):
         assert nmse(gg.compute(y), exact) < 1e-12
 
 
+@pytest.mark.skipif(isa.ISA != "avx512", reason="the rule is of AVX-512")
+@pytest.mark.parametrize("type,n", each((gg.F32, gg.F16), (9, 11, 17, 24)))
+def test_few_columns_by_stretches(monkeypatch, type, n):
+    """One tile of nine columns, narrower tiles, the most columns of the rule; several stretches, two runs of rows."""
+    monkeypatch.setattr(choices, "RULE", choices.ZEN5)
+    monkeypatch.setattr("ggjit.cpu.cpu_plan.least_nanoseconds", lambda n_threads: 0.0)
+    a, b, ctx = random(1, 101, 1552), random(2, n, 1552), gg.Context()
+    y = gg.mul_mat(gg.from_numpy(ctx, a), gg.from_numpy(ctx, b, type=type))
+    assert "-stretch-" in kernel(y, 1).name
+    one, two = (gg.compute(y, backend=gg.init_backend(f"CPU:n_threads={t}")) for t in (1, 2))
+    assert one.tobytes() == two.tobytes()
+    assert nmse(one, rounded(type, b).astype(np.float64) @ a.astype(np.float64).T) < 1e-12
+    assert "-tile-" in kernel(gg.mul_mat(gg.from_numpy(ctx, a[:, 1:]), gg.from_numpy(ctx, b[:, 1:])), 1).name
+
+
 @pytest.mark.parametrize("type", [gg.F32, gg.Q4_0], ids=repr)
 def test_panels_cover_the_columns_once(type):
     tile = code_tile(type, 256) if type.quantized else float_tile(type, 256)

@@ -11,7 +11,7 @@ from ggjit.models.text.running_batch import LEAST_PIECE, RunningBatch
 from ggjit.ops.core.errors import GgjitError
 
 # tokens: kernels differ by the number of columns
-LENGTHS = 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 17, 24, 32, 48, 64, 100, LEAST_PIECE
+LENGTHS = *range(2, 18), 24, 32, 48, 64, 100, LEAST_PIECE
 
 
 def warm_up(model, template=None):
