@@ -226,14 +226,30 @@ def test_the_least_that_a_refusal_names_is_enough(devices):
                 _found(Drawn(seed, least - 1, devices), None, None, None, None)
 
 
+def rank(found, search):
+    """Lower is better, in the order that fit prefers: of contexts the halves, then the place, the layout, the batch,
+    the longest."""
+    s, places = found.setting, _places(search)
+    half = next(n for n in search.contexts if n <= s.n_ctx)
+    return (s.streamed, KV_TYPES.index(s.kv_type), search.contexts.index(half),
+            places.index((s.n_gpu_layers, s.cpu_moe)), s.repack is False, BATCHES.index(s.n_batch), -s.n_ctx)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [None, "tinyllama-1.1b", "llama-70b"])
+def test_a_larger_limit_is_never_a_worse_setting_of_a_model(model):
+    with pytest.raises(gg.BudgetError) as refused:
+        gg.fit(model, memory=1 << 20)
+    last = None
+    for step in range(8):
+        found = gg.fit(model, memory=int(refused.value.minimum * 1.7 ** step))
+        now = rank(found, found._search)
+        assert last is None or now <= last, found.limit
+        last = now
+
+
 @pytest.mark.parametrize("devices", [0, 2])
 def test_a_larger_limit_is_never_a_worse_setting(devices):
-    """In the order that fit prefers: of contexts the halves, then the place, the layout, the batch, the longest."""
-    def worse(found, search):
-        s, places = found.setting, _places(search)
-        half = next(n for n in search.contexts if n <= s.n_ctx)
-        return (s.streamed, KV_TYPES.index(s.kv_type), search.contexts.index(half),
-                places.index((s.n_gpu_layers, s.cpu_moe)), s.repack is False, BATCHES.index(s.n_batch), -s.n_ctx)
     for seed in range(SEED, SEED + 30):
         search = Drawn(seed, 0, devices)
         with pytest.raises(gg.BudgetError) as refused:
@@ -241,7 +257,7 @@ def test_a_larger_limit_is_never_a_worse_setting(devices):
         least, last = refused.value.minimum, None
         for step in range(24):
             search = Drawn(seed, int(least * 1.14 ** step), devices)
-            now = worse(_found(search, None, None, None, None), search)
+            now = rank(_found(search, None, None, None, None), search)
             assert last is None or now <= last, (seed, search.limit)
             last = now
 
