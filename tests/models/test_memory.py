@@ -25,7 +25,19 @@ from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models import load_model, smollm2_path
 from ggjit.models.files import smollm2
 from ggjit.models.files.mapped_file import map_file
-from ggjit.models.networks.base.memory import AROUND, PROCESS, Growth, HandedOut, read_by_rows
+from ggjit.models.networks.base.memory import (
+    AROUND,
+    FREE,
+    OF_ALL,
+    PROCESS,
+    WORK,
+    Growth,
+    HandedOut,
+    MemoryTerm,
+    MemoryUse,
+    process_term,
+    read_by_rows,
+)
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import OutOfMemory, StaleHandle
 from ggjit.ops.core.host_memory import pages
@@ -129,6 +141,14 @@ def test_states_of_more_layers_take_no_more_compute_memory(arch, tmp_path):
         arch_files.write(SHARED / "tools", arch, path, kind="F16", vocab=256, embd=256, ff=256, blocks=blocks)
         bounds.append(model_peak(path, 256).lower_bound)
     assert bounds[0] == bounds[1] > 0
+
+
+def test_what_models_of_a_process_share_counts_once():
+    def use(own, work, free):
+        return MemoryUse([MemoryTerm("code", 5, 5, about=OF_ALL), MemoryTerm(WORK, work, work, about=OF_ALL),
+                          MemoryTerm("code", own, own), MemoryTerm(FREE, free, free), process_term((4, 3))])
+    both = use(10, 0, 2) + use(20, 6, 1)
+    assert both.terms == {"code": 35, WORK: 6, FREE: 2, PROCESS: 7} and both.anonymous == 43
 
 
 def test_a_saved_state_is_held_once(loaded):

@@ -36,13 +36,12 @@ from ggjit.ops.core.types import F32
 # that are read to find out
 AROUND, N_TOUCHED = 1 << 16, 64
 TOKENIZER, WORK, FREE, PROCESS = "tokenizer", "kernel work", "free", "Python and libraries"
-SHARED = WORK, FREE, PROCESS                    # terms of the process, not of a model
 COUNTED = TOKENIZER, "code", PROCESS            # terms that are measured, not computed from sizes
 # of code: what any model's kernels and modules take; objects and rows of a plan, per node of the first and of each;
 # and what loading leaves free on the heap, where the first plans lie.  Measured, within 3 MB, on the models of a test.
 KERNELS_NBYTES, FIRST_NODE_NBYTES, NODE_NBYTES, FREE_NBYTES = 7 << 19, 3000, 1350, 9 << 19
 PACKING_NBYTES = 3 << 20        # what packing weights leaves free on the heap besides, and mapping packed ones does not
-HOST, MAPPED = "host", "mapped"
+HOST, MAPPED, OF_ALL = "host", "mapped", "of all models of the process"
 HEAD = ("", "anonymous", "of files", "size", "")
 
 
@@ -97,10 +96,10 @@ class MemoryUse:
 
     def __add__(self, other):
         """Of two models in one process, this one loaded before the other: what models share counts once."""
-        rows = {row.name: row for row in other.rows if row.name in SHARED}
-        mine = [max(row, rows.get(row.name, row), key=lambda r: r.nbytes) if row.name == WORK else row
-                for row in self.rows]
-        return MemoryUse([*mine, *(row for row in other.rows if row.name not in SHARED)], self.process, self.title)
+        mine = [row for row in self.rows if row.about != OF_ALL]
+        shared = sorted((row for row in self.rows + other.rows if row.about == OF_ALL), key=lambda row: row.nbytes)
+        theirs = [row for row in other.rows if row.about != OF_ALL and row.name not in (FREE, PROCESS)]
+        return MemoryUse([*mine, *theirs, *{row.name: row for row in shared}.values()], self.process, self.title)
 
     def without_tokenizer(self):
         """Of a draft model, which reads the token ids of another."""
@@ -305,17 +304,18 @@ def expected(m, graph, arenas, work_nbytes, n_logits, before):
             *m.expected_kept(),
             *(host("compute", n) if device is None else MemoryTerm("compute", n, device=device)
               for device, n in arenas.items()),
-            host(WORK, work_nbytes),
+            host(WORK, work_nbytes, OF_ALL),
             host("inputs", sum(a.nbytes for a in unique_memory(
                 b._arena for b in inputs.values() if b._arena is not None))),
-            host("code", code_nbytes(len(graph), m.n_plans) + PACKING_NBYTES * weights.maps_layout),
+            host("code", KERNELS_NBYTES, OF_ALL),
+            host("code", plans_nbytes(len(graph), m.n_plans) + PACKING_NBYTES * weights.maps_layout),
             host("logits", n_logits * m.n_vocab * F32.nbytes, "while the caller uses them"),
             MemoryTerm(TOKENIZER, anonymous + of_file, anonymous, of_file), process_term(before)]
 
 
-def code_nbytes(n_nodes, n_plans):
-    """Anonymous bytes that kernels and so many plans are expected to take; nothing is compiled."""
-    return KERNELS_NBYTES + FIRST_NODE_NBYTES * n_nodes + max(n_plans * NODE_NBYTES * n_nodes - FREE_NBYTES, 0)
+def plans_nbytes(n_nodes, n_plans):
+    """Anonymous bytes that so many plans, and kernels for them, are expected to take; nothing is compiled."""
+    return FIRST_NODE_NBYTES * n_nodes + max(n_plans * NODE_NBYTES * n_nodes - FREE_NBYTES, 0)
 
 
 def expected_in(name, buffers, m):

@@ -24,6 +24,7 @@ from ggjit.models.networks.base.arena import ComputeArena
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.memory import (
     MAPPED,
+    OF_ALL,
     TOKENIZER,
     WORK,
     Growth,
@@ -375,7 +376,7 @@ class Network(OnlySome):
                 *terms_of_buffers("repacked weights", self.weights.repack_buffers, MAPPED * self.weights.maps_layout),
                 *terms_of_buffers("adapters", adapters), *self._kept_terms(),
                 *terms_of_buffers("compute", self._compute_buffers()),
-                term_of(WORK, work_memory(), about="of all models of the process"),
+                term_of(WORK, work_memory(), about=OF_ALL),
                 term_of("inputs", unique_memory([b._arena for b in inputs.values() if b._arena is not None])),
                 term_of("logits", self._handed_out.arrays(), about="in use by the caller"),
                 self.growth_of_text.term(TOKENIZER), *self._code.terms_with_free("code", self._before),
