@@ -35,6 +35,7 @@ from ggjit.core.process_memory import give_back_heap, resident_now
 from ggjit.cpu.cpu_plan import likely_parts, needs
 from ggjit.models.core.checks import integer, known_options
 from ggjit.models.networks.base.memory import MemoryUse, expected, process_term
+from ggjit.models.networks.load import ARCHITECTURES
 from ggjit.models.networks.peak import arenas, device_sizes, model_file, null_network
 from ggjit.ops.core.errors import OutOfMemory, ParamError, extra
 from ggjit.ops.core.progress import busy
@@ -154,11 +155,13 @@ class Fit:
 
 class _Search:
     """Candidates of one model, measured when they are asked for."""
+    takes_n_ctx = True                          # can the context be chosen?
 
     def __init__(self, file, limit, devices, n_threads, options):
         self.file, self.limit, self.more, self.given = file, limit, options, options | {"n_threads": n_threads}
         self.n_threads = default_threads() if n_threads is None else n_threads
         self.sizes = device_sizes(devices)
+        self.takes_n_ctx = getattr(ARCHITECTURES.get(file.arch), "CAUSAL", True)
         self.measured, self._missing = {}, {}
         self.near = None                        # the last number of layers that was found, as a place's number
 
@@ -286,10 +289,7 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
 
 
 def _found(search, n_ctx, n_batch, kv_type, repack):
-    trained = max(int(search.file.arch_get("context_length", 4096, int)), 1)
-    search.contexts = [n_ctx] if n_ctx is not None else _halves(trained)
-    for n in search.contexts:
-        integer("n_ctx", n, 1, MOST)
+    search.contexts = _contexts(search, n_ctx)
     kinds = search.kinds if kv_type is None else (str(kv_type).upper(),)
     tried = []
     for kind, n, streamed in _that_may_fit(search, kinds, tried, n_batch, repack):
@@ -302,6 +302,18 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
                     return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
                 tried.append(c)
     raise _too_little(search, _least(search, n_batch, kinds, repack))
+
+
+def _contexts(search, n_ctx):
+    """Contexts to try, the longest first."""
+    trained = integer("n_ctx", max(int(search.file.arch_get("context_length", 4096, int)), 1), 1, MOST)
+    if n_ctx is not None:
+        integer("n_ctx", n_ctx, 1, MOST)
+        if not search.takes_n_ctx and n_ctx != trained:
+            raise ParamError(f"fit: n_ctx is for decoders; {search.file.path} reads texts of up to {trained:,} tokens "
+                             f"whatever n_ctx is: leave n_ctx out")
+        return [n_ctx]
+    return _halves(trained) if search.takes_n_ctx else [trained]
 
 
 def _that_may_fit(search, kinds, tried, n_batch, repack):
