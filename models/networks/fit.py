@@ -113,8 +113,11 @@ class Fit:
 
     def frontier(self):
         """{cache type: [(context, bytes)]} at the chosen batch, up to twice the limit; memory for compiling, which is
-        taken once, is not in it."""
-        return self._search.frontier(self.setting)
+        taken once, is not in it.  The file is opened again."""
+        try:
+            return self._search.frontier(self.setting)
+        finally:
+            self._search.let_go()
 
     def plot(self, ax=None):
         """Bytes by context for each type of the cache, the limit, and the choice, on matplotlib axes."""
@@ -157,13 +160,21 @@ class _Search:
     """Candidates of one model, measured when they are asked for."""
     takes_n_ctx = True                          # can the context be chosen?
 
-    def __init__(self, file, limit, devices, n_threads, options):
-        self.file, self.limit, self.more, self.given = file, limit, options, options | {"n_threads": n_threads}
+    def __init__(self, model, limit, devices, n_threads, options):
+        self.model, self.limit, self.more, self.given = model, limit, options, options | {"n_threads": n_threads}
         self.n_threads = default_threads() if n_threads is None else n_threads
         self.sizes = device_sizes(devices)
         self.takes_n_ctx = getattr(ARCHITECTURES.get(file.arch), "CAUSAL", True)
         self.measured, self._missing = {}, {}
         self.near = None                        # the last number of layers that was found, as a place's number
+
+    @functools.cached_property
+    def file(self):
+        return model_file(self.model)
+
+    def let_go(self):
+        """Whoever keeps what was found keeps no vocabulary; the file is opened again when it is needed."""
+        vars(self).pop("file", None)
 
     def __call__(self, setting):
         if setting not in self.measured:
@@ -283,9 +294,12 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
         integer("n_batch", n_batch, 1, MOST)
     if n_threads is not None:
         integer("n_threads", n_threads, 1, MAX_THREADS)
-    search = _Search(model_file(model), limit, devices, n_threads, options)
-    with busy("planning settings"):
-        return _found(search, n_ctx, n_batch, kv_type, repack)
+    search = _Search(model, limit, devices, n_threads, options)
+    try:
+        with busy("planning settings"):
+            return _found(search, n_ctx, n_batch, kv_type, repack)
+    finally:
+        search.let_go()
 
 
 def _found(search, n_ctx, n_batch, kv_type, repack):
@@ -342,11 +356,9 @@ def _lean(search, n, kind, streamed, tried, batch, repack):
 
 
 def _too_little(search, least):
-    """The BudgetError that names the least limit.  Where it is kept, its frames hold the search: not its file, whose
-    vocabulary would count at the next one."""
-    enough, path = search.enough(least.nbytes), search.file.path
-    search.file = None
-    return BudgetError(f"fit: {mib(search.limit)} are too little for {path}: the least is {mib(enough)} "
+    """The BudgetError that names the least limit."""
+    enough = search.enough(least.nbytes)
+    return BudgetError(f"fit: {mib(search.limit)} are too little for {search.file.path}: the least is {mib(enough)} "
                        f"({least.setting}); use memory={enough} or more, or a smaller model", enough)
 
 
