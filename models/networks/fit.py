@@ -158,19 +158,22 @@ class Fit:
 
 class _Search:
     """Candidates of one model, measured when they are asked for."""
-    takes_n_ctx = True                          # can the context be chosen?
 
     def __init__(self, model, limit, devices, n_threads, options):
         self.model, self.limit, self.more, self.given = model, limit, options, options | {"n_threads": n_threads}
         self.n_threads = default_threads() if n_threads is None else n_threads
         self.sizes = device_sizes(devices)
-        self.takes_n_ctx = getattr(ARCHITECTURES.get(file.arch), "CAUSAL", True)
         self.measured, self._missing = {}, {}
         self.near = None                        # the last number of layers that was found, as a place's number
 
     @functools.cached_property
     def file(self):
         return model_file(self.model)
+
+    @property
+    def takes_n_ctx(self):
+        """Can the context be chosen?"""
+        return getattr(ARCHITECTURES.get(self.file.arch), "CAUSAL", True)
 
     def let_go(self):
         """Whoever keeps what was found keeps no vocabulary; the file is opened again when it is needed."""

@@ -203,6 +203,7 @@ def test_the_least_may_be_of_a_batch_whose_kernels_are_there(shape, monkeypatch)
 
 class Drawn(_Search):
     """Settings of a model of drawn sizes, within `limit` bytes; kernels of some of them are there."""
+    takes_n_ctx = True
 
     def __init__(self, seed, limit, devices):
         draw = random.Random(seed)
