@@ -12,12 +12,13 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.core.process_memory import process_memory
-from ggjit.models import load_model, load_speech, smollm2_path
+from ggjit.models import load_model, load_speech, quantize_gguf, smollm2_path
 from ggjit.models.files import kept_layout
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks.finetune import Finetuning, new_adapter
 from ggjit.models.networks.parts.kv_cells import KV_STEP
 from ggjit.models.networks.peak import model_peak
+from ggjit.models.text.picture_prompt import ids_with_pictures
 from ggjit.ops.native.jit import CACHE
 from helpers import arch_files, devices
 from helpers.paths import SHARED
@@ -31,8 +32,8 @@ class Case:
     def __init__(self, model, n_ctx=512, all_logits=False, **options):
         self.model, self.n_ctx, self.all_logits, self.options = model, n_ctx, all_logits, options
 
-    def announced(self, path):
-        o = {"flash": True, **self.options}
+    def announced(self, path, **more):
+        o = {"flash": True, **self.options, **more}
         return model_peak(path, self.n_ctx, n_threads=1, all_logits=self.all_logits, **o).memory
 
     def load(self, path):
@@ -63,6 +64,50 @@ class Together(Case):
             for _ in m.generate([rng.integers(0, m.n_vocab, n_prompt).tolist() for _ in range(self.n)],
                                 n_predict=32, ignore_eos=True):
                 pass
+
+
+class Seeing(Case):
+    """A text with a picture; what sees has 33 MB of weights."""
+    SIDE, SIZES = 192, {"D": 320, "FF": 1280, "LAYERS": 4}
+
+    def vision(self, path):
+        from helpers import vision_files
+        mmproj = pathlib.Path(path).with_suffix(".mmproj")
+        if not mmproj.exists():
+            vars(vision_files).update(self.SIZES)       # of this process alone
+            vision_files.write("qwen25", mmproj)
+        return mmproj
+
+    def announced(self, path):
+        return super().announced(path, vision=self.vision(path), image=(self.SIDE, self.SIDE))
+
+    def load(self, path):
+        return load_model(path, n_ctx=self.n_ctx, n_threads=1, vision=self.vision(path), **self.options)
+
+    def run(self, m):
+        from helpers.vision_files import picture
+        ids = ids_with_pictures(m, "See <__media__>", [picture(1, self.SIDE, self.SIDE)])
+        return m.decode([*ids, *np.random.default_rng(3).integers(0, 256, self.n_ctx - len(ids)).tolist()])
+
+
+class Drafted(Case):
+    """Another model guesses for it."""
+
+    def announced(self, path):
+        return super().announced(path, draft=smollm2_path())
+
+    def load(self, path):
+        m = super().load(path)
+        self.draft = super().load(smollm2_path())
+        return m
+
+    def run(self, m):
+        ids = m.tokenize("Once upon a time there was a " * self.n_ctx)[:self.n_ctx - 40]
+        for _ in m.generate(ids, n_predict=32, temp=0.0, ignore_eos=True, speculative=self.draft):
+            pass
+
+    def use(self, m):
+        return m.memory() + self.draft.memory()
 
 
 class Embedded(Case):
@@ -139,6 +184,19 @@ def smollm2(folder):
     return str(smollm2_path())
 
 
+def seeing(folder):
+    from helpers import vision_files
+    path = pathlib.Path(folder) / "seeing.gguf"
+    return str(path if path.exists() else vision_files.write_text(SHARED / "tools", path, "qwen25"))
+
+
+def q4_k_m(folder):
+    path = pathlib.Path(folder) / "q4_k_m.gguf"
+    if not path.exists():
+        quantize_gguf(smollm2_path(), path, "Q4_K_M", requantize=True, progress=False)
+    return str(path)
+
+
 def random_model(name):
     def write(folder):
         path = pathlib.Path(folder) / f"{name}.gguf"
@@ -184,6 +242,9 @@ CASES = {
     "Whisper": Heard(whisper),
     "4 texts": Together(smollm2, 2048, 4, 2048),
     "16 texts": Together(smollm2, 512, 16, 8192),
+    "Q4_K_M": Case(q4_k_m, 1024),
+    "a picture": Seeing(seeing, 1024),
+    "a draft model": Drafted(q4_k_m, 1024),
     "two devices": OnTwoDevices(smollm2, 1024),
 }
 

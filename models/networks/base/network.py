@@ -24,6 +24,9 @@ from ggjit.models.networks.base.arena import ComputeArena
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.memory import (
     MAPPED,
+    OF_ALL,
+    TOKENIZER,
+    WORK,
     Growth,
     HandedOut,
     MemoryUse,
@@ -147,13 +150,14 @@ class Network(OnlySome):
     def _loaded(self):
         """Count the growth of the process while loading as code, apart from the memory that loading fills."""
         self._code.end()
-        # other adapters existed before this model
-        adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
-        weights = *self.weights.buffers, *self.weights.copies
-        filled = [b for b in (*weights, *adapters, *self._kept_buffers(), *self._compute_buffers())
-                  if b._arena is not None]
+        filled = [b for b in self._filled_buffers() if b._arena is not None]
         known = term_of("filled", [b._arena for b in filled])
         self._code.known(known.anonymous, known.file)
+
+    def _filled_buffers(self):
+        """Those that loading made; adapters that are no file existed before this model."""
+        adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
+        return *self.weights.buffers, *self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers()
 
     def _repack(self, asked, move=True):
         """move=False: the repacked weights get places but no values, in a process that only plans."""
@@ -249,6 +253,7 @@ class Network(OnlySome):
                 else:
                     plan = inside.hooked_plan(self, inputs, results)
             result, *more = [y for y in results if not _is_kept(y)] or results
+            self._steps.make_room()             # here, since the memory of a plan that goes is no growth any more
             return Step(ctx, inputs, result, plan, more)
 
     def within_arena(self, graph):
@@ -373,11 +378,11 @@ class Network(OnlySome):
                 *terms_of_buffers("repacked weights", self.weights.repack_buffers, MAPPED * self.weights.maps_layout),
                 *terms_of_buffers("adapters", adapters), *self._kept_terms(),
                 *terms_of_buffers("compute", self._compute_buffers()),
-                term_of("kernel work", work_memory(), about="of all models of the process"),
+                term_of(WORK, work_memory(), about=OF_ALL),
                 *terms_of_backends(self.scheduler.backends if self.scheduler is not None else [self.backend]),
                 term_of("inputs", unique_memory([b._arena for b in inputs.values() if b._arena is not None])),
                 term_of("logits", self._handed_out.arrays(), about="in use by the caller"),
-                self.growth_of_text.term("tokenizer"), *self._code.terms_with_free("code", self._before),
+                self.growth_of_text.term(TOKENIZER), *self._code.terms_with_free("code", self._before),
                 process_term(self._before)]
 
     def _kept_buffers(self):
