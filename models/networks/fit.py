@@ -35,6 +35,7 @@ from ggjit.core.process_memory import give_back_heap, resident_now
 from ggjit.cpu.cpu_plan import likely_parts, needs
 from ggjit.models.core.checks import integer, known_options
 from ggjit.models.networks.base.memory import MemoryUse, expected, process_term
+from ggjit.models.networks.load import ARCHITECTURES
 from ggjit.models.networks.peak import arenas, device_sizes, model_file, null_network
 from ggjit.ops.core.errors import OutOfMemory, ParamError, extra
 from ggjit.ops.core.progress import busy
@@ -169,6 +170,11 @@ class _Search:
     def file(self):
         return model_file(self.model)
 
+    @property
+    def takes_n_ctx(self):
+        """Can the context be chosen?"""
+        return getattr(ARCHITECTURES.get(self.file.arch), "CAUSAL", True)
+
     def let_go(self):
         """Whoever keeps what was found keeps no vocabulary; the file is opened again when it is needed."""
         vars(self).pop("file", None)
@@ -300,10 +306,7 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
 
 
 def _found(search, n_ctx, n_batch, kv_type, repack):
-    trained = max(int(search.file.arch_get("context_length", 4096, int)), 1)
-    search.contexts = [n_ctx] if n_ctx is not None else _halves(trained)
-    for n in search.contexts:
-        integer("n_ctx", n, 1, MOST)
+    search.contexts = _contexts(search, n_ctx)
     kinds = search.kinds if kv_type is None else (str(kv_type).upper(),)
     tried = []
     for kind, n, streamed in _that_may_fit(search, kinds, tried, n_batch, repack):
@@ -316,6 +319,18 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
                     return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
                 tried.append(c)
     raise _too_little(search, _least(search, n_batch, kinds, repack))
+
+
+def _contexts(search, n_ctx):
+    """Contexts to try, the longest first."""
+    trained = integer("n_ctx", max(int(search.file.arch_get("context_length", 4096, int)), 1), 1, MOST)
+    if n_ctx is not None:
+        integer("n_ctx", n_ctx, 1, MOST)
+        if not search.takes_n_ctx and n_ctx != trained:
+            raise ParamError(f"fit: n_ctx is for decoders; {search.file.path} reads texts of up to {trained:,} tokens "
+                             f"whatever n_ctx is: leave n_ctx out")
+        return [n_ctx]
+    return _halves(trained) if search.takes_n_ctx else [trained]
 
 
 def _that_may_fit(search, kinds, tried, n_batch, repack):

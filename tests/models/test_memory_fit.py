@@ -8,14 +8,14 @@ import re
 import types
 
 import pytest
-from helpers import tiny_moe
+from helpers import small_bert, tiny_moe
 from helpers.processes import ggjit, python, result
 from helpers.sample import SEED
 
 import ggjit as gg
 from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models import smollm2_path
-from ggjit.models.files import smollm2
+from ggjit.models.files import minilm, smollm2
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.fit import BATCHES, KV_TYPES, Candidate, Fit, Setting, _first, _found, _places, _Search
 from ggjit.ops.core import machine
@@ -139,6 +139,19 @@ def test_wrong_arguments_are_refused(shape):
             gg.fit(shape, memory=1e9, **bad)
 
 
+def test_a_network_that_has_one_context_is_planned_with_it(tmp_path):
+    pytest.importorskip("safetensors")
+    small_bert.package(tmp_path / "package")
+    path = str(tmp_path / "bert.gguf")
+    minilm.convert(tmp_path / "package", path)
+    n_ctx = small_bert.CONFIG["max_position_embeddings"]
+    for given in ({}, {"n_ctx": n_ctx}):
+        found = gg.fit(path, memory="8G", **given)
+        assert {c.setting.n_ctx for c in found.others} == {found.setting.n_ctx} == {n_ctx}
+    with pytest.raises(gg.ParamError, match=f"texts of up to {n_ctx} tokens whatever n_ctx is: leave n_ctx out"):
+        gg.fit(path, memory="8G", n_ctx=100_000)
+
+
 def test_a_context_beyond_memory_is_refused_before_memory_is_touched(shape, monkeypatch):
     monkeypatch.setattr(machine, "available_nbytes", lambda: 1000)
     with pytest.raises(gg.OutOfMemory, match="context of 2048 .less with a smaller n_ctx"):
@@ -190,6 +203,7 @@ def test_the_least_may_be_of_a_batch_whose_kernels_are_there(shape, monkeypatch)
 
 class Drawn(_Search):
     """Settings of a model of drawn sizes, within `limit` bytes; kernels of some of them are there."""
+    takes_n_ctx = True
 
     def __init__(self, seed, limit, devices):
         draw = random.Random(seed)
