@@ -229,7 +229,7 @@ def test_every_spec_is_whole():
 
 
 def test_import_compiles_nothing_and_is_light(python):
-    """What an import costs beside NumPy's and Numba's: modules are counted, since time depends on the machine's load."""
+    """What an import costs beside NumPy and Numba: modules are counted, since time depends on the load."""
     code = ("import sys, numba, numpy\nbefore = {*sys.modules}\nimport ggjit; ggjit.Tensor\n"
             "from ggjit.ops.native.jit import CACHE\n"
             "top = [m.partition('.')[0] for m in {*sys.modules} - before]\n"
