@@ -34,7 +34,8 @@ from ggjit.ops.native.records import JitRecord, row
 MAX_BUFFERS = 4096              # limit, since a search node looks at every section of its part
 MAX_SPARE = 1 / 4               # of all bytes of all sections: with more to spare, other searches do better
 TRY_NODES, GROWTH, TRIES = 4, 10, 64            # nodes of a try, per buffer; after TRIES tries, a GROWTH-th more
-PATIENCE = 100                  # tries that fill no more than the best one, before that is forgotten
+PATIENCE = 30                   # tries that fill no more than the best one, before that is forgotten
+CALL_NODES = 1 << 18            # nodes of one compiled call, which no signal interrupts
 NOISE = 1.5                     # random part of a buffer's preference, in units of the logarithm of its area
 BLAME, FADING = 0.2, 0.9        # preference, in the same units, that a try adds to what it left; what is kept of it
 FLUSH = 2.0                     # preference, in the same units, for a top that ends level with a neighbour
@@ -439,11 +440,10 @@ class Tiling:
     """The tries at one capacity: same instance, capacity and seed, same layout after as many nodes."""
 
     def __init__(self, inst, cap, seed=0):
-        self.cap = int(cap)
-        spare = self.cap - inst.totals
+        spare = cap - inst.totals
         self.exhausted = False                  # whether there is no layout
         self.suits = inst.n <= MAX_BUFFERS and int(spare.min(initial=0)) >= 0 \
-            and spare.astype(float).sum() <= MAX_SPARE * self.cap * inst.ns
+            and spare.astype(float).sum() <= MAX_SPARE * cap * inst.ns
         if not self.suits:
             return
         n, ns = inst.n, inst.ns
@@ -452,7 +452,7 @@ class Tiling:
         keys = rng.integers(-1 << 63, 1 << 63, n + ns + 1, dtype=np.int64)
         max_frames = 4 * n + 64
         self.given = dict(
-            n=n, ns=ns, cap=self.cap, lower=inst.slo, upper=inst.shi, size=inst.size, total=inst.totals,
+            n=n, ns=ns, cap=int(cap), lower=inst.slo, upper=inst.shi, size=inst.size, total=inst.totals,
             begin_ptr=begins[0], begin=begins[1], end_ptr=ends[0], end=ends[1],
             area=np.log1p(inst.size * (inst.hi - inst.lo).astype(float)), buffer_key=keys[:n], section_key=keys[n:-1],
             random=keys[-1:] | 1, max_frames=max_frames, max_choices=16 * n + 256,
@@ -461,9 +461,12 @@ class Tiling:
 
     def run(self, n_nodes, stop=NEVER):
         """(nodes taken, offsets or None): tries until so many nodes are spent or one fits."""
-        if not self.suits or self.exhausted:
-            return 0, None
-        r = TILING.of(**self.given, node_limit=int(n_nodes), stop=stop)
-        status = tile(r)
-        self.exhausted = status == EXHAUSTED
-        return int(r.count["spent"][0]), r.offset if status == FOUND else None
+        spent = 0
+        while self.suits and not self.exhausted and spent < n_nodes and not stop[0]:
+            r = TILING.of(**self.given, node_limit=min(int(n_nodes) - spent, CALL_NODES), stop=stop)
+            status = tile(r)
+            spent += int(r.count["spent"][0])
+            if status == FOUND:
+                return spent, r.offset
+            self.exhausted = status == EXHAUSTED
+        return spent, None
