@@ -21,8 +21,6 @@ optimization: Joslin and Clements, 1999).  After PATIENCE tries that fill no mor
 The search visits every layout in which no buffer can sink, so it misses none but for two parts with one 64-bit key.
 It complements `ggjit.alloc.offsets.search`, which is at its best where the sections are not full.
 """
-import math
-
 import numpy as np
 from numba.cpython.unsafe.numbers import trailing_zeros
 
@@ -34,6 +32,7 @@ from ggjit.ops.native.records import JitRecord, row
 MAX_BUFFERS = 4096              # limit, since a search node looks at every section of its part
 MAX_SPARE = 1 / 4               # of all bytes of all sections: with more to spare, other searches do better
 TRY_NODES, GROWTH, TRIES = 4, 10, 64            # nodes of a try, per buffer; after TRIES tries, a GROWTH-th more
+EARLY = 1.6                     # exponent of the share of moves kept: above 1, few are kept more often than many
 PATIENCE = 30                   # tries that fill no more than the best one, before that is forgotten
 CALL_NODES = 1 << 18            # nodes of one compiled call, which no signal interrupts
 NOISE = 1.5                     # random part of a buffer's preference, in units of the logarithm of its area
@@ -360,8 +359,7 @@ def _begin(s):
         s.key_of[s.lower[i]] ^= s.buffer_key[i]
         for x in range(s.lower[i] + 1, s.upper[i]):
             s.crossing[x] += 1
-    share = _random(s)
-    c.kept = int(t.path * share * math.sqrt(share))
+    c.kept = int(t.path * _random(s) ** EARLY)
     for k in range(c.kept):
         m = s.path[k]
         if m.move >= 0:
