@@ -48,9 +48,16 @@ class PlanCache:
         if self._limit is not None:
             self._kept[owner] = entry
             self._kept.move_to_end(owner)
-            while len(self._kept) > self._limit:
-                self._kept.popitem(last=False)
+            self._keep(self._limit)
         return entry[1]
+
+    def make_room(self):
+        """Of a limited number of plans, let go of the one used longest ago where another has no room."""
+        self._keep(self._limit - 1)
+
+    def _keep(self, n):
+        while len(self._kept) > n:
+            self._kept.popitem(last=False)
 
     def _valid(self, owner, key):
         """(key, plan) of the owner; None if there is none or its key has changed."""

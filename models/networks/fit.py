@@ -35,6 +35,7 @@ from ggjit.core.process_memory import give_back_heap, resident_now
 from ggjit.cpu.cpu_plan import likely_parts, needs
 from ggjit.models.core.checks import integer, known_options
 from ggjit.models.networks.base.memory import MemoryUse, expected, process_term
+from ggjit.models.networks.load import ARCHITECTURES
 from ggjit.models.networks.peak import arenas, device_sizes, model_file, null_network
 from ggjit.ops.core.errors import OutOfMemory, ParamError, extra
 from ggjit.ops.core.progress import busy
@@ -112,8 +113,11 @@ class Fit:
 
     def frontier(self):
         """{cache type: [(context, bytes)]} at the chosen batch, up to twice the limit; memory for compiling, which is
-        taken once, is not in it."""
-        return self._search.frontier(self.setting)
+        taken once, is not in it.  The file is opened again."""
+        try:
+            return self._search.frontier(self.setting)
+        finally:
+            self._search.let_go()
 
     def plot(self, ax=None):
         """Bytes by context for each type of the cache, the limit, and the choice, on matplotlib axes."""
@@ -155,12 +159,25 @@ class Fit:
 class _Search:
     """Candidates of one model, measured when they are asked for."""
 
-    def __init__(self, file, limit, devices, n_threads, options):
-        self.file, self.limit, self.more, self.given = file, limit, options, options | {"n_threads": n_threads}
+    def __init__(self, model, limit, devices, n_threads, options):
+        self.model, self.limit, self.more, self.given = model, limit, options, options | {"n_threads": n_threads}
         self.n_threads = default_threads() if n_threads is None else n_threads
         self.sizes = device_sizes(devices)
         self.measured, self._missing = {}, {}
         self.near = None                        # the last number of layers that was found, as a place's number
+
+    @functools.cached_property
+    def file(self):
+        return model_file(self.model)
+
+    @property
+    def takes_n_ctx(self):
+        """Can the context be chosen?"""
+        return getattr(ARCHITECTURES.get(self.file.arch), "CAUSAL", True)
+
+    def let_go(self):
+        """Whoever keeps what was found keeps no vocabulary; the file is opened again when it is needed."""
+        vars(self).pop("file", None)
 
     def __call__(self, setting):
         if setting not in self.measured:
@@ -280,16 +297,16 @@ def fit(model=None, memory=None, n_ctx=None, devices=(), n_batch=None, kv_type=N
         integer("n_batch", n_batch, 1, MOST)
     if n_threads is not None:
         integer("n_threads", n_threads, 1, MAX_THREADS)
-    search = _Search(model_file(model), limit, devices, n_threads, options)
-    with busy("planning settings"):
-        return _found(search, n_ctx, n_batch, kv_type, repack)
+    search = _Search(model, limit, devices, n_threads, options)
+    try:
+        with busy("planning settings"):
+            return _found(search, n_ctx, n_batch, kv_type, repack)
+    finally:
+        search.let_go()
 
 
 def _found(search, n_ctx, n_batch, kv_type, repack):
-    trained = max(int(search.file.arch_get("context_length", 4096, int)), 1)
-    search.contexts = [n_ctx] if n_ctx is not None else _halves(trained)
-    for n in search.contexts:
-        integer("n_ctx", n, 1, MOST)
+    search.contexts = _contexts(search, n_ctx)
     kinds = search.kinds if kv_type is None else (str(kv_type).upper(),)
     tried = []
     for kind, n, streamed in _that_may_fit(search, kinds, tried, n_batch, repack):
@@ -302,6 +319,18 @@ def _found(search, n_ctx, n_batch, kv_type, repack):
                     return Fit(c, _others(search, c, tried), search.limit, str(search.file.path), search)
                 tried.append(c)
     raise _too_little(search, _least(search, n_batch, kinds, repack))
+
+
+def _contexts(search, n_ctx):
+    """Contexts to try, the longest first."""
+    trained = integer("n_ctx", max(int(search.file.arch_get("context_length", 4096, int)), 1), 1, MOST)
+    if n_ctx is not None:
+        integer("n_ctx", n_ctx, 1, MOST)
+        if not search.takes_n_ctx and n_ctx != trained:
+            raise ParamError(f"fit: n_ctx is for decoders; {search.file.path} reads texts of up to {trained:,} tokens "
+                             f"whatever n_ctx is: leave n_ctx out")
+        return [n_ctx]
+    return _halves(trained) if search.takes_n_ctx else [trained]
 
 
 def _that_may_fit(search, kinds, tried, n_batch, repack):
@@ -330,11 +359,9 @@ def _lean(search, n, kind, streamed, tried, batch, repack):
 
 
 def _too_little(search, least):
-    """The BudgetError that names the least limit.  Where it is kept, its frames hold the search: not its file, whose
-    vocabulary would count at the next one."""
-    enough, path = search.enough(least.nbytes), search.file.path
-    search.file = None
-    return BudgetError(f"fit: {mib(search.limit)} are too little for {path}: the least is {mib(enough)} "
+    """The BudgetError that names the least limit."""
+    enough = search.enough(least.nbytes)
+    return BudgetError(f"fit: {mib(search.limit)} are too little for {search.file.path}: the least is {mib(enough)} "
                        f"({least.setting}); use memory={enough} or more, or a smaller model", enough)
 
 

@@ -105,7 +105,7 @@ def model_file(model):
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
                all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True, what_if=(), lora=(),
                n_gpu_layers=None, cpu_moe=False, override_tensor=(), devices=(), arena=None, vision=None, image=None,
-               n_seqs=None, n_cells=None):
+               n_seqs=None, n_cells=None, draft=None):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
     model: a GGUF path (None: the model of the package), a name in SHAPES, or a ShapeFile.  all_logits: keep logits of
@@ -124,6 +124,8 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
 
     vision: path of the vision part, an mmproj file; image: (width, height) of a picture that it reads: its terms are
     those that begin with "picture".
+
+    draft: a model that guesses (`m.generate(speculative=)`), in a context of as many tokens; `.memory` is that of both.
     """
     if (vision is None) != (image is None):
         raise ParamError("a picture's memory: give the vision part and the picture's size, --mmproj FILE --image WxH")
@@ -148,6 +150,9 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
                         "KV cache": getattr(m, "kv_nbytes", 0), "compute": report.peak,
                         "kernel work": work, **{term.name: term.nbytes for term in seen if term.nbytes}}
         report.n_ctx, report.n_cells = getattr(m, "n_ctx", 0), getattr(m, "n_cells", 0)
+    if draft is not None:
+        guessing = model_peak(draft, n_ctx, flash=flash, n_threads=n_threads, strict=strict).memory
+        report.memory += guessing.without_tokenizer()
     report.total_seconds = time.perf_counter() - t0
     return report
 

@@ -3,6 +3,7 @@
 A kind of vocabulary is a subclass that says which `tokenizer.ggml.model` it reads: `class X(Tokenizer, models=("x",))`.
 """
 import codecs
+import contextlib
 import functools
 import operator
 import re
@@ -55,6 +56,7 @@ class Tokenizer:
     """
     ADD_BOS, ADD_EOS, ADD_SPACE_PREFIX, CLEAN_SPACES = False, False, False, False
     DEFAULT_IDS = {}            # where the file names none (llama.cpp's defaults)
+    building = contextlib.nullcontext()             # entered while tables are made, which may count their memory
 
     def __init_subclass__(cls, models=()):
         KINDS.update(dict.fromkeys(models, cls))
@@ -109,11 +111,11 @@ class Tokenizer:
             raise ParamError(f"text has a lone surrogate at character {e.start}; decode it as UTF-8 first") from e
         except AttributeError:
             raise ParamError(f"text is {type(text).__name__}, expected str") from None
-        ids = [self.bos_id] if add_special and self.add_bos else []
+        ids, to_ids = [self.bos_id] if add_special and self.add_bos else [], self._to_ids
         after_special = True
         for part in self._parts(text, parse_special):
             if isinstance(part, str):
-                ids += self._to_ids(self._prepare(part, after_special))
+                ids += to_ids(self._prepare(part, after_special))
             else:
                 ids.append(part)
             after_special = not isinstance(part, str)
@@ -245,19 +247,17 @@ class Tokenizer:
         raise NotSupported(f"{type(self).__name__} has no bytes")
 
     # ---------------------------------------------------------------- the vocabulary
-    @property
-    def is_built(self):
-        """Was a text encoded before?  The first call makes the tables."""
-        return "_to_ids" in vars(self)
-
     @functools.cached_property
     def _to_ids(self):
-        if len(self._vocab) < self.n_vocab:
-            seen = {}
-            for id, text in enumerate(self._tokens):
-                if seen.setdefault(text or _name_empty(id), id) != id:
-                    self._bad(f"tokens {seen[text or _name_empty(id)]} and {id} are both {text!r}")
-        return self._build()
+        """Made when a text is encoded for the first time."""
+        with self.building:
+            if len(self._vocab) < self.n_vocab:
+                seen = {}
+                for id, text in enumerate(self._tokens):
+                    if seen.setdefault(text or _name_empty(id), id) != id:
+                        self._bad(f"tokens {seen[text or _name_empty(id)]} and {id} are both {text!r}")
+            to_ids, _ = self._build(), self._specials           # both are tables
+            return to_ids
 
     @functools.cached_property
     def _tokens(self):

@@ -111,4 +111,7 @@ def extra(module, name):
     except ImportError as e:
         if e.name and e.name.split(".")[0] != module.split(".")[0]:
             raise
+        if not isinstance(e, ModuleNotFoundError):
+            raise MissingExtra(f"{module} does not load: {e}; install it again (pip install 'ggjit[{name}]'), or allow "
+                               f"this process more memory (ulimit -v)") from e
         raise MissingExtra(f"{module} is not installed; pip install 'ggjit[{name}]'") from None

@@ -12,7 +12,7 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.core.process_memory import process_memory
-from ggjit.models import load_model, load_speech, smollm2_path
+from ggjit.models import load_model, load_speech, quantize_gguf, smollm2_path
 from ggjit.models.files import kept_layout
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks.finetune import Finetuning, new_adapter
@@ -31,8 +31,8 @@ class Case:
     def __init__(self, model, n_ctx=512, all_logits=False, **options):
         self.model, self.n_ctx, self.all_logits, self.options = model, n_ctx, all_logits, options
 
-    def announced(self, path):
-        o = {"flash": True, **self.options}
+    def announced(self, path, **more):
+        o = {"flash": True, **self.options, **more}
         return model_peak(path, self.n_ctx, n_threads=1, all_logits=self.all_logits, **o).memory
 
     def load(self, path):
@@ -63,6 +63,26 @@ class Together(Case):
             for _ in m.generate([rng.integers(0, m.n_vocab, n_prompt).tolist() for _ in range(self.n)],
                                 n_predict=32, ignore_eos=True):
                 pass
+
+
+class Drafted(Case):
+    """Another model guesses for it."""
+
+    def announced(self, path):
+        return super().announced(path, draft=smollm2_path())
+
+    def load(self, path):
+        m = super().load(path)
+        self.draft = super().load(smollm2_path())
+        return m
+
+    def run(self, m):
+        ids = m.tokenize("Once upon a time there was a " * self.n_ctx)[:self.n_ctx - 40]
+        for _ in m.generate(ids, n_predict=32, temp=0.0, ignore_eos=True, speculative=self.draft):
+            pass
+
+    def use(self, m):
+        return m.memory() + self.draft.memory()
 
 
 class Embedded(Case):
@@ -139,6 +159,13 @@ def smollm2(folder):
     return str(smollm2_path())
 
 
+def q4_k_m(folder):
+    path = pathlib.Path(folder) / "q4_k_m.gguf"
+    if not path.exists():
+        quantize_gguf(smollm2_path(), path, "Q4_K_M", requantize=True, progress=False)
+    return str(path)
+
+
 def random_model(name):
     def write(folder):
         path = pathlib.Path(folder) / f"{name}.gguf"
@@ -184,6 +211,8 @@ CASES = {
     "Whisper": Heard(whisper),
     "4 texts": Together(smollm2, 2048, 4, 2048),
     "16 texts": Together(smollm2, 512, 16, 8192),
+    "Q4_K_M": Case(q4_k_m, 1024),
+    "a draft model": Drafted(q4_k_m, 1024),
     "two devices": OnTwoDevices(smollm2, 1024),
 }
 

@@ -44,7 +44,7 @@ def test_it_is_fine_tuned_from_the_command_line(tmp_path, capsys):
     assert main([*line, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["steps"] == len(said["loss"]) == 2 and said["peak"] > 1 << 20 and (tmp_path / "a.gguf").exists()
-    assert main([*line, "--force", "--memory", "1M"]) == 1 and "bytes or more" in capsys.readouterr().err
+    assert main([*line, "--force", "--memory", "1M"]) == 1 and "or more, a shorter context" in capsys.readouterr().err
 
 
 def r_data(lines):

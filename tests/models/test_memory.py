@@ -21,10 +21,23 @@ from helpers.processes import ggjit, python, result
 from helpers.sample import SEED
 
 from ggjit.core.process_memory import heap_free, is_cached, process_memory, resident
+from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models import load_model, smollm2_path
 from ggjit.models.files import smollm2
 from ggjit.models.files.mapped_file import map_file
-from ggjit.models.networks.base.memory import AROUND, PROCESS, Growth, HandedOut, read_by_rows
+from ggjit.models.networks.base.memory import (
+    AROUND,
+    FREE,
+    OF_ALL,
+    PROCESS,
+    WORK,
+    Growth,
+    HandedOut,
+    MemoryTerm,
+    MemoryUse,
+    process_term,
+    read_by_rows,
+)
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import OutOfMemory, StaleHandle
 from ggjit.ops.core.host_memory import pages
@@ -130,6 +143,14 @@ def test_states_of_more_layers_take_no_more_compute_memory(arch, tmp_path):
     assert bounds[0] == bounds[1] > 0
 
 
+def test_what_models_of_a_process_share_counts_once():
+    def use(own, work, free):
+        return MemoryUse([MemoryTerm("code", 5, 5, about=OF_ALL), MemoryTerm(WORK, work, work, about=OF_ALL),
+                          MemoryTerm("code", own, own), MemoryTerm(FREE, free, free), process_term((4, 3))])
+    both = use(10, 0, 2) + use(20, 6, 1)
+    assert both.terms == {"code": 35, WORK: 6, FREE: 2, PROCESS: 7} and both.anonymous == 43
+
+
 def test_a_saved_state_is_held_once(loaded):
     loaded.decode([1, 2, 3] * 20)
     tracemalloc.start()
@@ -151,6 +172,27 @@ def test_masks_of_all_graphs_share_their_memory(loaded):
     steps = m._steps.plans()
     masks = [a for step in steps for name, a in step.inputs.items() if "mask" in name]
     assert len(masks) >= 2 and all(np.shares_memory(masks[0], a) for a in masks)
+
+
+def test_tables_of_the_tokenizer_count_whoever_asks_for_them():
+    with load_model(None, n_threads=1, n_ctx=64) as m:
+        m.tokenizer.encode("Emma")
+        assert m.memory().terms["tokenizer"] > MIB / 4
+
+
+def test_plans_that_are_given_up_take_no_memory(loaded):
+    """Only the last few of many are kept, and counted."""
+    m = loaded
+
+    def read(n):
+        m.reset()
+        m.decode([1] * n)
+    for n in range(63, 31, -1):
+        read(n)
+    m._steps, before = PlanCache(2), m._code.term("code").anonymous
+    for n in 2 * [*range(32, 64)]:
+        read(n)
+    assert len(m._steps) == 2 and m._code.term("code").anonymous < before + MIB
 
 
 def test_pages_count_when_they_are_touched():

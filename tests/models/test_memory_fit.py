@@ -1,5 +1,6 @@
 """gg.fit: the best setting within a limit, why not the others, and that the run it proposes stays below it."""
 import dataclasses
+import gc
 import itertools
 import json
 import random
@@ -7,14 +8,15 @@ import re
 import types
 
 import pytest
-from helpers import tiny_moe
+from helpers import small_bert, tiny_moe
 from helpers.processes import ggjit, python, result
 from helpers.sample import SEED
 
 import ggjit as gg
 from ggjit.core.process_memory import process_memory, resident_now
 from ggjit.models import smollm2_path
-from ggjit.models.files import smollm2
+from ggjit.models.files import minilm, smollm2
+from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.fit import BATCHES, KV_TYPES, Candidate, Fit, Setting, _first, _found, _places, _Search
 from ggjit.ops.core import machine
 
@@ -107,6 +109,14 @@ def test_too_little_says_the_least_that_is_enough(model, asked):
         assert found.nbytes <= found.limit == e.value.minimum
 
 
+def test_a_fit_that_is_kept_holds_no_file():
+    """Nor its vocabulary; what needs it opens it again."""
+    found = gg.fit(None, memory=beside(4e8), n_ctx=256)
+    gc.collect()
+    assert not any(isinstance(x, GGUFFile) and str(x.path) == found.title for x in gc.get_objects())
+    assert found.frontier() and "file" not in vars(found._search)
+
+
 def test_the_command_accepts_the_least_that_it_names():
     r = ggjit("fit", "tinyllama-1.1b", "-c", "512", "--memory", "1MB")
     least = re.search(r"use memory=(\d+) or more", r.stderr)[1]
@@ -127,6 +137,19 @@ def test_wrong_arguments_are_refused(shape):
                      ({"devices": 5}, "devices takes"), ({"n_contexts": 1}, "unknown option 'n_contexts'")):
         with pytest.raises((gg.ParamError, gg.TypeMismatch), match=why):
             gg.fit(shape, memory=1e9, **bad)
+
+
+def test_a_network_that_has_one_context_is_planned_with_it(tmp_path):
+    pytest.importorskip("safetensors")
+    small_bert.package(tmp_path / "package")
+    path = str(tmp_path / "bert.gguf")
+    minilm.convert(tmp_path / "package", path)
+    n_ctx = small_bert.CONFIG["max_position_embeddings"]
+    for given in ({}, {"n_ctx": n_ctx}):
+        found = gg.fit(path, memory="8G", **given)
+        assert {c.setting.n_ctx for c in found.others} == {found.setting.n_ctx} == {n_ctx}
+    with pytest.raises(gg.ParamError, match=f"texts of up to {n_ctx} tokens whatever n_ctx is: leave n_ctx out"):
+        gg.fit(path, memory="8G", n_ctx=100_000)
 
 
 def test_a_context_beyond_memory_is_refused_before_memory_is_touched(shape, monkeypatch):
@@ -180,6 +203,7 @@ def test_the_least_may_be_of_a_batch_whose_kernels_are_there(shape, monkeypatch)
 
 class Drawn(_Search):
     """Settings of a model of drawn sizes, within `limit` bytes; kernels of some of them are there."""
+    takes_n_ctx = True
 
     def __init__(self, seed, limit, devices):
         draw = random.Random(seed)
@@ -216,14 +240,30 @@ def test_the_least_that_a_refusal_names_is_enough(devices):
                 _found(Drawn(seed, least - 1, devices), None, None, None, None)
 
 
+def rank(found, search):
+    """Lower is better, in the order that fit prefers: of contexts the halves, then the place, the layout, the batch,
+    the longest."""
+    s, places = found.setting, _places(search)
+    half = next(n for n in search.contexts if n <= s.n_ctx)
+    return (s.streamed, KV_TYPES.index(s.kv_type), search.contexts.index(half),
+            places.index((s.n_gpu_layers, s.cpu_moe)), s.repack is False, BATCHES.index(s.n_batch), -s.n_ctx)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [None, "tinyllama-1.1b", "llama-70b"])
+def test_a_larger_limit_is_never_a_worse_setting_of_a_model(model):
+    with pytest.raises(gg.BudgetError) as refused:
+        gg.fit(model, memory=1 << 20)
+    last = None
+    for step in range(8):
+        found = gg.fit(model, memory=int(refused.value.minimum * 1.7 ** step))
+        now = rank(found, found._search)
+        assert last is None or now <= last, found.limit
+        last = now
+
+
 @pytest.mark.parametrize("devices", [0, 2])
 def test_a_larger_limit_is_never_a_worse_setting(devices):
-    """In the order that fit prefers: of contexts the halves, then the place, the layout, the batch, the longest."""
-    def worse(found, search):
-        s, places = found.setting, _places(search)
-        half = next(n for n in search.contexts if n <= s.n_ctx)
-        return (s.streamed, KV_TYPES.index(s.kv_type), search.contexts.index(half),
-                places.index((s.n_gpu_layers, s.cpu_moe)), s.repack is False, BATCHES.index(s.n_batch), -s.n_ctx)
     for seed in range(SEED, SEED + 30):
         search = Drawn(seed, 0, devices)
         with pytest.raises(gg.BudgetError) as refused:
@@ -231,7 +271,7 @@ def test_a_larger_limit_is_never_a_worse_setting(devices):
         least, last = refused.value.minimum, None
         for step in range(24):
             search = Drawn(seed, int(least * 1.14 ** step), devices)
-            now = worse(_found(search, None, None, None, None), search)
+            now = rank(_found(search, None, None, None, None), search)
             assert last is None or now <= last, (seed, search.limit)
             last = now
 

@@ -344,7 +344,7 @@ def test_edits(tiny, tmp_path):
     (dict(rename={"blk.0.ffn_u.weight": "x"}), r"no tensor 'blk.0.ffn_u.weight' \(did you mean blk.0.ffn_up"),
     (dict(rename={"output_norm.weight": "token_embd.weight"}), "two tensors would be called 'token_embd.weight'"),
     (dict(rename={"output_norm.weight": "x" * 64}), "has 64 bytes, 1 to 63"),
-    (dict(set_types={"blk.0.ffn_up.weight": "q4_K"}), "rows of 64, no multiple of Q4_K's block of 256"),
+    (dict(set_types={"blk.0.ffn_up.weight": "q4_K"}), "rows of 64, not a multiple of Q4_K's block of 256"),
     (dict(rename={"output_norm.weight": ""}), "tensor name '' has 0 bytes"),
     (dict(set_keys={"llama.block_count": 3}, remove_keys=["llama.block_count"]), "removed and to be set; leave"),
     (dict(set_types={"blk.0.ffn_up.weight": "i32"}), "no tensor type 'i32'"),

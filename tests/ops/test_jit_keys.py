@@ -109,7 +109,7 @@ def test_a_source_edited_while_the_process_runs_is_never_found_in_the_cache(samp
 
 def test_an_unknown_module_is_an_error(sample):
     for unknown in ("no_such_module", "op.kernel", "folder.no_such_module"):
-        with pytest.raises(LookupError, match="no module of ggjit"):
+        with pytest.raises(LookupError, match="not a module of ggjit"):
             key(unknown)
 
 

@@ -39,7 +39,7 @@ def test_pictures_come_as_data_and_paths_stay_on_the_server(shared, tmp_path):
                 got = ask(client, 400, path="/v1/chat/completions", **said(wrong))
                 assert "data: addresses" in got["error"]["message"]
             got = ask(client, 400, path="/v1/chat/completions", **said("data:image/png;base64,AAAA"))
-            assert "no picture" in got["error"]["message"]
+            assert "not a picture" in got["error"]["message"]
             hidden = said(url)
             hidden["messages"][0]["content"][0]["image"] = "/etc/passwd"        # another key is not looked at
             assert ask(client, path="/v1/chat/completions", **hidden)["choices"][0]["message"]["content"] == want

@@ -35,13 +35,13 @@ from ggjit.ops.core.types import F32
 # bytes of a file that the system maps, at least, around each page that is read (fault_around_bytes); places of a table
 # that are read to find out
 AROUND, N_TOUCHED = 1 << 16, 64
-PROCESS = "Python and libraries"
-COUNTED = "tokenizer", "code", PROCESS          # terms that are measured, not computed from sizes
+TOKENIZER, WORK, FREE, PROCESS = "tokenizer", "kernel work", "free", "Python and libraries"
+COUNTED = TOKENIZER, "code", PROCESS            # terms that are measured, not computed from sizes
 # of code: what any model's kernels and modules take; objects and rows of a plan, per node of the first and of each;
 # and what loading leaves free on the heap, where the first plans lie.  Measured, within 3 MB, on the models of a test.
 KERNELS_NBYTES, FIRST_NODE_NBYTES, NODE_NBYTES, FREE_NBYTES = 7 << 19, 3000, 1350, 9 << 19
 PACKING_NBYTES = 3 << 20        # what packing weights leaves free on the heap besides, and mapping packed ones does not
-HOST, MAPPED = "host", "mapped"
+HOST, MAPPED, OF_ALL = "host", "mapped", "of all models of the process"
 HEAD = ("", "anonymous", "of files", "size", "")
 
 
@@ -93,6 +93,17 @@ class MemoryUse:
     def total(self):
         """Bytes of the whole process, by the terms."""
         return sum(self.terms.values())
+
+    def __add__(self, other):
+        """Of two models in one process, this one loaded before the other: what models share counts once."""
+        mine = [row for row in self.rows if row.about != OF_ALL]
+        shared = sorted((row for row in self.rows + other.rows if row.about == OF_ALL), key=lambda row: row.nbytes)
+        theirs = [row for row in other.rows if row.about != OF_ALL and row.name not in (FREE, PROCESS)]
+        return MemoryUse([*mine, *theirs, *{row.name: row for row in shared}.values()], self.process, self.title)
+
+    def without_tokenizer(self):
+        """Of a draft model, which reads the token ids of another."""
+        return MemoryUse([row for row in self.rows if row.name != TOKENIZER], self.process, self.title)
 
     @property
     def devices(self):
@@ -259,7 +270,7 @@ class Growth:
         free = heap_free() - before[2]
         anonymous, file = max(self.anonymous + min(free, 0), 0), max(self.file, 0)
         return [MemoryTerm(name, anonymous + file, anonymous, file),
-                MemoryTerm("free", max(free, 0), max(free, 0), about="on the heap, for what comes next")]
+                MemoryTerm(FREE, max(free, 0), max(free, 0), about="on the heap, for what comes next")]
 
 
 def process_term(before):
@@ -293,17 +304,18 @@ def expected(m, graph, arenas, work_nbytes, n_logits, before):
             *m.expected_kept(),
             *(host("compute", n) if device is None else MemoryTerm("compute", n, device=device)
               for device, n in arenas.items()),
-            host("kernel work", work_nbytes),
+            host(WORK, work_nbytes, OF_ALL),
             host("inputs", sum(a.nbytes for a in unique_memory(
                 b._arena for b in inputs.values() if b._arena is not None))),
-            host("code", code_nbytes(len(graph), m.n_plans) + PACKING_NBYTES * weights.maps_layout),
+            host("code", KERNELS_NBYTES, OF_ALL),
+            host("code", plans_nbytes(len(graph), m.n_plans) + PACKING_NBYTES * weights.maps_layout),
             host("logits", n_logits * m.n_vocab * F32.nbytes, "while the caller uses them"),
-            MemoryTerm("tokenizer", anonymous + of_file, anonymous, of_file), process_term(before)]
+            MemoryTerm(TOKENIZER, anonymous + of_file, anonymous, of_file), process_term(before)]
 
 
-def code_nbytes(n_nodes, n_plans):
-    """Anonymous bytes that kernels and so many plans are expected to take; nothing is compiled."""
-    return KERNELS_NBYTES + FIRST_NODE_NBYTES * n_nodes + max(n_plans * NODE_NBYTES * n_nodes - FREE_NBYTES, 0)
+def plans_nbytes(n_nodes, n_plans):
+    """Anonymous bytes that so many plans, and kernels for them, are expected to take; nothing is compiled."""
+    return FIRST_NODE_NBYTES * n_nodes + max(n_plans * NODE_NBYTES * n_nodes - FREE_NBYTES, 0)
 
 
 def expected_in(name, buffers, m):

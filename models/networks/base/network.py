@@ -24,6 +24,9 @@ from ggjit.models.networks.base.arena import ComputeArena
 from ggjit.models.networks.base.load_options import LoadOptions
 from ggjit.models.networks.base.memory import (
     MAPPED,
+    OF_ALL,
+    TOKENIZER,
+    WORK,
     Growth,
     HandedOut,
     MemoryUse,
@@ -248,6 +251,7 @@ class Network(OnlySome):
                 else:
                     plan = inside.hooked_plan(self, inputs, results)
             result, *more = [y for y in results if not _is_kept(y)] or results
+            self._steps.make_room()             # here, since the memory of a plan that goes is no growth any more
             return Step(ctx, inputs, result, plan, more)
 
     def within_arena(self, graph):
@@ -372,10 +376,10 @@ class Network(OnlySome):
                 *terms_of_buffers("repacked weights", self.weights.repack_buffers, MAPPED * self.weights.maps_layout),
                 *terms_of_buffers("adapters", adapters), *self._kept_terms(),
                 *terms_of_buffers("compute", self._compute_buffers()),
-                term_of("kernel work", work_memory(), about="of all models of the process"),
+                term_of(WORK, work_memory(), about=OF_ALL),
                 term_of("inputs", unique_memory([b._arena for b in inputs.values() if b._arena is not None])),
                 term_of("logits", self._handed_out.arrays(), about="in use by the caller"),
-                self.growth_of_text.term("tokenizer"), *self._code.terms_with_free("code", self._before),
+                self.growth_of_text.term(TOKENIZER), *self._code.terms_with_free("code", self._before),
                 process_term(self._before)]
 
     def _kept_buffers(self):

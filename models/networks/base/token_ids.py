@@ -13,6 +13,7 @@ def tokenizer(self):
     if self._tokenizer is None:
         with self.growth_of_text:
             self._tokenizer = Tokenizer.from_gguf(self.file)
+        self._tokenizer.building = self.growth_of_text
     return self._tokenizer
 
 
@@ -26,10 +27,7 @@ def tokenize(self, text, special=False, add_special=True):
     """
     if not isinstance(text, str):
         raise TypeMismatch(f"tokenize takes a string, got {type(text).__name__}")
-    if self.tokenizer.is_built:
-        return self.tokenizer.encode(text, add_special, special)
-    with self.growth_of_text:
-        return self.tokenizer.encode(text, add_special, special)
+    return self.tokenizer.encode(text, add_special, special)
 
 
 def detokenize(self, ids, special=False):

@@ -41,6 +41,7 @@ def add_arguments(c):
                    help="tensors whose names match lie on that device, or CPU")
     c.add_file("-mm", "--mmproj", metavar="PATH", help="the model's vision part, for --image")
     c.add_argument("--image", type=size, metavar="WxH", help="with a picture of so many pixels: 1920x1080")
+    c.add_file("--draft", metavar="PATH", help="a draft model beside it, as generate's --speculative")
     c.add_argument("--what-if", action="store_true", help="a table over planner, batch and flash attention")
     c.add_file("--png", metavar="FILE", help="write the picture: offset by time")
     c.add_file("--csv", metavar="FILE", help="write one line per tensor")
@@ -51,9 +52,9 @@ def run(args):
     options = dict(order=args.order, all_logits=args.all_logits, repack=args.repack, strict=args.strict)
     placed = dict(devices=pairs("--device", args.device), n_gpu_layers=args.n_gpu_layers, cpu_moe=args.cpu_moe,
                   override_tensor=patterns(args.override_tensor))
-    seen = dict(vision=args.mmproj, image=args.image)
+    more = dict(vision=args.mmproj, image=args.image, draft=args.draft)
     with compiling():
-        report = model_peak(args.model, args.n_ctx, args.n_batch, args.flash, args.planner, **options, **placed, **seen)
+        report = model_peak(args.model, args.n_ctx, args.n_batch, args.flash, args.planner, **options, **placed, **more)
         rows = what_if(args.model, (args.n_ctx,), sorted({1, 128, args.n_batch}), **options) if args.what_if else None
     if args.explore:
         explore_model(args.model, args.n_ctx, sorted({1, 128, args.n_batch}), strict=args.strict).save(args.explore)
