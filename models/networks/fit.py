@@ -209,7 +209,7 @@ class _Search:
     def _takes(self, kind):
         try:
             return bool(self(Setting(min(self.contexts), BATCHES[-1], True, kind, False)))
-        except ParamError:                      # the heads' sizes are no multiple of the type's block
+        except ParamError:                      # the type's block does not divide the heads' sizes
             return False
 
     @functools.cached_property

@@ -49,7 +49,7 @@ def typed_errors(function, takes_arrays=False):
 
 
 def _raw(error):
-    """The error, unless it is a typed one, which is raised; an attribute that an argument lacks is no typed one yet."""
+    """The error, unless it is a typed one, which is raised; an attribute that an argument lacks is not typed yet."""
     if isinstance(error, GgjitError) and not isinstance(error, NoSuchAttribute):
         raise error
     return error

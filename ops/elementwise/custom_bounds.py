@@ -7,8 +7,8 @@
 that went well say nothing of later ones then.  It follows Numba's code before types: values read from the first n
 arguments are marked, so is all that is computed from them, and what is computed where a marked value decides whether it
 is, as in `if a[i] == 0: break`, until nothing new is marked.  Where a marked value is written to a list or an array, so
-are all variables that may lie in its memory: other names, what it is a view of.  Shapes and lengths are no values, but
-of what is made here they may depend on some: `np.zeros(int(a[0]))`, `np.nonzero(a)`, a list.  Then any index of it
+are all variables that may lie in its memory: other names, what it is a view of.  Shapes and lengths are not values,
+but those of what is made here may depend on some: `np.zeros(int(a[0]))`, `np.nonzero(a)`, a list.  Then any index of it
 counts.  Numbers from outside are marked, too: random ones, and results of functions of C and of unknown functions.
 Runs of a function that catches exceptions say nothing either: it may have caught an IndexError.
 """

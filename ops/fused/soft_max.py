@@ -2,7 +2,7 @@
 
     soft_max(s x + m)  =  soft_max_ext(x, m, s, 0)        to the bit: s x is rounded, then m is added, in both
 
-For graphs that say in three nodes what soft_max_ext says in one.  A scale without a mask is no such pair: there the
+For graphs that say in three nodes what soft_max_ext says in one.  A scale without a mask is not fused: there the
 kernel subtracts the maximum from s x with one rounding.
 """
 import types

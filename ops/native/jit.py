@@ -126,7 +126,7 @@ def _source(module):
     if spec is None:
         try:
             spec = importlib.util.find_spec(module)
-        except ModuleNotFoundError:             # `from ggjit.ops.native.simd import ldf`: ldf is no module
+        except ModuleNotFoundError:             # `from ggjit.ops.native.simd import ldf`: ldf is a name
             return None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return None

@@ -17,7 +17,7 @@ dtype: one row of it.  Lengths are expressions of fields to the left.  An array 
 
 In memory a record is a word a field, a value or an address, and in jitted code a pointer to them: one word wherever it
 is passed.  No pass changes the words, and loads of them say so to LLVM (`invariant.load`), so that none is repeated in
-a loop.  Places are not checked, and count from 0 alone: -1 is no place.
+a loop.  Indices are not checked, and count from 0: -1 is not the last element.
 """
 import operator
 import re

@@ -95,7 +95,7 @@ def _next(node, ith, nth, sync, chunk, n, all_free):
         if free & own != 0:
             c = _trailing_zeros(free & own)
         else:
-            if not all_free:                                # those before which another one is free
+            if not all_free:                                # the first of each run of free chunks is left
                 free &= free << 1
             if free == 0:
                 return n
@@ -115,7 +115,7 @@ def affinity_next(node, ith, nth, sync, chunk, n):
 
 @inline
 def affinity_next_but_last(node, ith, nth, sync, chunk, n):
-    """The same, but the last free chunk of a thread's stretch is left to that thread: it would begin with it soon, and
+    """The same, but of free chunks side by side the first is left to its own thread, which would begin with it soon and
     then has all its rows in its own cache."""
     if nth == 1 or nth > BITS:
         return next_rows(node, ith, nth, sync, chunk, n)

@@ -73,7 +73,7 @@ def rwkv_wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, 
     """RWKV-7 time mixing: S[i][j] = S[i][j] w[j] + v[i] k[j] + (sum_m a[m] S[i][m]) b[j]; out[i] = sum_j r[j] S[i][j].
 
     r, w, k, v, a, b [S, H, n_tokens]; state [S S H, n_seqs]; F32, contiguous; result as rwkv_wkv6.  Any S is right
-    here; ggml's CPU code walks a head in windows of 32 floats (AVX2) without a tail: where S is no multiple of 32 it
+    here; ggml's CPU code walks a head in windows of 32 floats (AVX2) without a tail: where 32 does not divide S it
     takes in values of the next head, and at the end of a tensor those behind it.
     Errors: ShapeError, TypeMismatch.  Source: ggml_rwkv_wkv7; arXiv 2503.14456.
     """

@@ -157,10 +157,10 @@ def quantize(type, array, imatrix=None, strict=None):
     """float array (..., k) -> uint8 array (..., row bytes) of `type`, byte-equal to ggml's reference quantiser.
 
     Formula: the type file's.  `imatrix` (k,) or None: importance of each column, >= 0; types without a search (Q8_0,
-    MXFP4, the ternary ones, floats) do not use it, IQ1_S, IQ2_XXS and IQ2_XS need it.  Errors: ShapeError if k is no
-    multiple of the block or imatrix does not fit; TypeMismatch for what is no real number; ParamError for importances
-    below 0 or not finite, and for values that are not finite in IQ1, IQ2 and IQ3; NotSupported for a type without a
-    quantiser, or without one that needs no imatrix.
+    MXFP4, the ternary ones, floats) do not use it, IQ1_S, IQ2_XXS and IQ2_XS need it.  Errors: ShapeError if k is not
+    a multiple of the block or imatrix does not fit; TypeMismatch for values that are not real numbers; ParamError for
+    importances below 0 or not finite, and for values that are not finite in IQ1, IQ2 and IQ3; NotSupported for a type
+    without a quantiser, or without one that needs no imatrix.
     strict: True refuses a NaN or an infinity, which many types turn into finite numbers, as ggml's quantisers do; None:
     only under GGJIT_DEBUG=check.  Source: ggml_quantize_chunk.
     """

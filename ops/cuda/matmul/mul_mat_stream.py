@@ -4,7 +4,7 @@
     memory        ..[16][16][16] ... [16]..                         copied from one multiple of 16 bytes to another one
     shared memory   | place 0 | place 1 | place 2 | place 3 |       STAGES pieces of ROWS rows, three of them under way
 
-Blocks of 18 or 34 bytes lie at no multiple of 4, so a lane's own loads of them are narrow; copies are not.  Copies take
+Blocks of 18 or 34 bytes are not aligned to 4, so a lane's own loads of them are narrow; copies are not.  Copies take
 no registers and the warp does not wait for them, so more bytes are under way.  A warp goes on with the next rows when
 it is done with these.  The column is quantised once for all products of it (quantize_columns.py); values are those of
 mul_mat_vec, in another order.

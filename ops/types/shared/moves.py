@@ -79,7 +79,7 @@ def _move_long(dst, src, n):
 
 @exact
 def _move_more(dst, src, n, together):
-    """More than SHORT bytes, or a number that is no multiple of four."""
+    """More than SHORT bytes, or a number that is not a multiple of four."""
     by_string = isa.FAST_STRINGS and n >= STRING and together >= FAR and dst - src & LINE - 1 == 0
     if SHORT < n <= FAR and not by_string:
         _move_long(dst, src, n)
