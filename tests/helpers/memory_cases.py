@@ -18,6 +18,7 @@ from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks.finetune import Finetuning, new_adapter
 from ggjit.models.networks.parts.kv_cells import KV_STEP
 from ggjit.models.networks.peak import model_peak
+from ggjit.models.text.picture_prompt import ids_with_pictures
 from ggjit.ops.native.jit import CACHE
 from helpers import arch_files, devices
 from helpers.paths import SHARED
@@ -63,6 +64,30 @@ class Together(Case):
             for _ in m.generate([rng.integers(0, m.n_vocab, n_prompt).tolist() for _ in range(self.n)],
                                 n_predict=32, ignore_eos=True):
                 pass
+
+
+class Seeing(Case):
+    """A text with a picture; what sees has 33 MB of weights."""
+    SIDE, SIZES = 192, {"D": 320, "FF": 1280, "LAYERS": 4}
+
+    def vision(self, path):
+        from helpers import vision_files
+        mmproj = pathlib.Path(path).with_suffix(".mmproj")
+        if not mmproj.exists():
+            vars(vision_files).update(self.SIZES)       # of this process alone
+            vision_files.write("qwen25", mmproj)
+        return mmproj
+
+    def announced(self, path):
+        return super().announced(path, vision=self.vision(path), image=(self.SIDE, self.SIDE))
+
+    def load(self, path):
+        return load_model(path, n_ctx=self.n_ctx, n_threads=1, vision=self.vision(path), **self.options)
+
+    def run(self, m):
+        from helpers.vision_files import picture
+        ids = ids_with_pictures(m, "See <__media__>", [picture(1, self.SIDE, self.SIDE)])
+        return m.decode([*ids, *np.random.default_rng(3).integers(0, 256, self.n_ctx - len(ids)).tolist()])
 
 
 class Drafted(Case):
@@ -159,6 +184,12 @@ def smollm2(folder):
     return str(smollm2_path())
 
 
+def seeing(folder):
+    from helpers import vision_files
+    path = pathlib.Path(folder) / "seeing.gguf"
+    return str(path if path.exists() else vision_files.write_text(SHARED / "tools", path, "qwen25"))
+
+
 def q4_k_m(folder):
     path = pathlib.Path(folder) / "q4_k_m.gguf"
     if not path.exists():
@@ -212,6 +243,7 @@ CASES = {
     "4 texts": Together(smollm2, 2048, 4, 2048),
     "16 texts": Together(smollm2, 512, 16, 8192),
     "Q4_K_M": Case(q4_k_m, 1024),
+    "a picture": Seeing(seeing, 1024),
     "a draft model": Drafted(q4_k_m, 1024),
     "two devices": OnTwoDevices(smollm2, 1024),
 }

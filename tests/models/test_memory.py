@@ -43,7 +43,8 @@ from ggjit.ops.core.errors import OutOfMemory, StaleHandle
 from ggjit.ops.core.host_memory import pages
 
 MIB = 1 << 20
-SHORT = [name for name in CASES if not any(word in name for word in ("8192", "4096", "2048", "training", "texts"))]
+LONG = "8192", "4096", "2048", "training", "texts", "picture"
+SHORT = [name for name in CASES if not any(word in name for word in LONG)]
 DRAWN = random.Random(SEED).sample(SHORT, 2)
 linux = pytest.mark.skipif(process_memory() is None, reason="the system does not tell what a process holds")
 pytestmark = linux
@@ -69,7 +70,7 @@ def case(what, name, folder):
 @pytest.mark.parametrize("name", [name if name in DRAWN else pytest.param(name, marks=pytest.mark.slow)
                                   for name in CASES])
 def test_announced_is_taken(name, tmp_path):
-    if not SHARED.exists() and name in ("a mixture", "recurrent", "windows"):
+    if not SHARED.exists() and name in ("a mixture", "recurrent", "windows", "a picture"):
         pytest.skip("reference data not found (GGJIT_SHARED names its folder)")
     if smollm2_path(missing_ok=True) is None:
         pytest.skip("needs " + smollm2.INSTALL)

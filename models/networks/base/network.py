@@ -149,13 +149,14 @@ class Network(OnlySome):
     def _loaded(self):
         """Count the growth of the process while loading as code, apart from the memory that loading fills."""
         self._code.end()
-        # other adapters existed before this model
-        adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
-        weights = *self.weights.buffers, *self.weights.copies
-        filled = [b for b in (*weights, *adapters, *self._kept_buffers(), *self._compute_buffers())
-                  if b._arena is not None]
+        filled = [b for b in self._filled_buffers() if b._arena is not None]
         known = term_of("filled", [b._arena for b in filled])
         self._code.known(known.anonymous, known.file)
+
+    def _filled_buffers(self):
+        """Those that loading made; adapters that are no file existed before this model."""
+        adapters = [b for a in self.weights.adapters if a.is_file for b in a.copies]
+        return *self.weights.buffers, *self.weights.copies, *adapters, *self._kept_buffers(), *self._compute_buffers()
 
     def _repack(self, asked, move=True):
         """move=False: the repacked weights get places but no values, in a process that only plans."""

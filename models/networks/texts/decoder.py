@@ -132,6 +132,9 @@ class Decoder(Network):
     def _kept_buffers(self):
         return self.kv_buffer.buffers
 
+    def _filled_buffers(self):
+        return *super()._filled_buffers(), *(b for sense in self._senses for b in sense._filled_buffers())
+
     def _memory_terms(self):
         terms = super()._memory_terms() + [term for sense in self._senses for term in sense.memory_terms()]
         return terms if self.predictor is None else [*terms, term_of("next token", self.predictor.memory)]
