@@ -4,7 +4,7 @@
     greedy      first fit in fixed orders, and the free canonical descent
     search      canonical search: complete; crowded: the moments near the bound first
     tiling      search for problems whose sections are full
-    repair      local search
+    repair      local search; draws: its random choices, and tiling's
     planners    `plan_offsets`: these by turns
     chunked     the same where buffers have a largest size
 

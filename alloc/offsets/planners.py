@@ -40,8 +40,8 @@ from ggjit.ops.native.jit import CACHE
 COARSE = 32                     # the bisection's node limit is the limit at the goal divided by this
 LOCAL = 2                       # moves of the local search, as a multiple of the search nodes spent between its turns
 LOCAL_BESIDE_TILES = 1 / 4      # the same where the tiling search runs, which is more successful
-TILES = 16                      # nodes of the tiling search at a capacity, as a multiple of those of a rule's search
-TILES_AHEAD = 48                # the same once the best plan is its own
+TILES = 32                      # nodes of the tiling search at a capacity, as a multiple of those of a rule's search
+TILES_AHEAD = 96                # the same once the best plan is its own
 FINE = 256                      # capacities are told apart by this part of the best peak
 FINE_CROWDED = 32               # the same for crowded stretches, as a part of what the best peak exceeds the goal by
 KEPT = 7                        # capacities at which the tiling search continues its last try

@@ -13,6 +13,7 @@ did early.
 """
 import numpy as np
 
+from ggjit.alloc.offsets.draws import random_word
 from ggjit.ops.native.jit import exact, i64s, native
 from ggjit.ops.native.records import JitRecord, row
 
@@ -42,13 +43,8 @@ walk_at = WALK.at
 
 @exact
 def _draw(w, n):
-    """A number below n: xorshift (Marsaglia, 2003)."""
-    x = np.uint64(w.state[0])
-    x ^= x << np.uint64(13)
-    x ^= x >> np.uint64(7)
-    x ^= x << np.uint64(17)
-    w.state[0] = np.int64(x)
-    return np.int64((x >> np.uint64(11)) % np.uint64(n))
+    """A number below n."""
+    return random_word(w.state) % n
 
 
 @native("i64(i64, i64, i64, i64, i64)")

@@ -22,71 +22,79 @@ The search visits every layout in which no buffer can sink, so it misses none bu
 It complements `ggjit.alloc.offsets.search`, which is at its best where the sections are not full.
 """
 import numpy as np
+from numba.cpython.unsafe.numbers import trailing_zeros
 
+from ggjit.alloc.offsets.draws import random_word
 from ggjit.alloc.offsets.greedy import NEVER
 from ggjit.ops.native.jit import exact, native
 from ggjit.ops.native.records import JitRecord, row
 
 MAX_BUFFERS = 4096              # limit, since a search node looks at every section of its part
 MAX_SPARE = 1 / 4               # of all bytes of all sections: with more to spare, other searches do better
-TRY_NODES, GROWTH, TRIES = 4, 1.1, 64           # nodes of a try, per buffer; after TRIES tries they grow by GROWTH
-EARLY = 1.7                     # exponent of the share of moves kept: above 1, few are kept more often than many
-PATIENCE = 100                  # tries that fill no more than the best one, before that is forgotten
+TRY_NODES, GROWTH, TRIES = 4, 10, 64            # nodes of a try, per buffer; after TRIES tries, a GROWTH-th more
+EARLY = 1.6                     # exponent of the share of moves kept: above 1, few are kept more often than many
+PATIENCE = 30                   # tries that fill no more than the best one, before that is forgotten
+CALL_NODES = 1 << 18            # nodes of one compiled call, which no signal interrupts
 NOISE = 1.5                     # random part of a buffer's preference, in units of the logarithm of its area
 BLAME, FADING = 0.2, 0.9        # preference, in the same units, that a try adds to what it left; what is kept of it
 FLUSH = 2.0                     # preference, in the same units, for a top that ends level with a neighbour
 N_KEYS = 1 << 16                # failed parts that are remembered, a power of two
 FOUND, NODE_LIMIT, EXHAUSTED = 1, -1, 0
-GO_ON = 2                       # the search is not decided yet
-MANY = np.int64(1) << np.int64(40)              # more choices than any end has
+MANY = np.int64(1) << np.int64(62)              # more choices than any end has, more bytes than any buffer
 LIFT, NONE = -1, -2             # moves that place no buffer: the front is lifted at an end; nothing was done yet
 
 # one decision, about the end at `side` (0 left, 1 right) of the valley [p, q) of the part [lo, hi): its choices are
-# choice[first:last], the next one at `at`; move: the one made, which takes nbytes; key: of the part; done: of the parts
-# below, the last that was opened
-FRAME = row("parent", "lo", "hi", "done", "p", "q", "side", "first", "last", "at", "move", "nbytes", "key")
+# choice[first:last], the next one at `at`; move: the one made, which takes nbytes; key: of the part; split: whether the
+# move made borders free; done: of the parts below, the last that was opened
+FRAME = row("parent", "lo", "hi", "split", "done", "p", "q", "side", "first", "last", "at", "move", "nbytes", "key")
 MOVE = row("move", "end", "nbytes")             # a buffer, or LIFT at section `end`
+# of the tries so far: their number, nodes of the next one; what the best one filled, length of its path, tries since
+STATE = row("number", "nodes", "most_filled", "path", "stale")
 TILING = JitRecord(
     "TilingRecord",
-    n="i64", ns="i64", cap="i64", lower="i64[n]", upper="i64[n]", size="i64[n]",
+    n="i64", ns="i64", cap="i64", lower="i64[n]", upper="i64[n]", size="i64[n]", total="i64[ns]",
     begin_ptr="i64[ns + 2]", begin="i64[n]", end_ptr="i64[ns + 2]", end="i64[n]",   # by section, equals together
-    liking="f64[n]", buffer_key="i64[n]", section_key="i64[ns]",    # preferences; random words
-    failed=f"i64[{N_KEYS}]",                                        # keys of parts, kept between tries
-    node_limit="i64", stop="i64[1]", offset="i64[n]",
-    # lowest free address of a section; bytes of it that may stay unused
-    front="i64[ns] = 0", spare="i64[ns]",
-    crossing="i64[ns + 1] = 0", placed="i64[n] = 0",                # unplaced buffers across a border
-    key_of="i64[ns] = 0",                       # hash of a part's unplaced buffers and spare bytes
-    counted="i64[2 * ns + 2] = -1", n_choices="i64[2 * ns + 2] = 0",        # by end, see _narrowest_choice
-    max_frames="i64", frame=(FRAME, "max_frames"),
-    max_choices="i64", choice="i64[max_choices + 2 * n]", score="f64[max_choices + 2 * n]",
-    valley=row("p", "q", "side"),                                   # the end with the fewest choices
-    n_kept="i64", kept=(MOVE, "n_kept"), path=(MOVE, "max_frames"), # moves made before; those that filled most
-    # filled: bytes of all sections below the front; most_filled, path: the most of them, and the length of its path
-    count=row("top", "nodes", "filled", "most_filled", "path"))
+    area="f64[n]", buffer_key="i64[n]", section_key="i64[ns]",      # logarithms; random words
+    node_limit="i64", stop="i64[1]", offset="i64[n]", max_frames="i64",
+    # kept from try to try: keys of parts that failed; what was left over; moves of the best try
+    failed=f"i64[{N_KEYS}]", blame="f64[n]", path=(MOVE, "max_frames"), random="i64[1]", tries=STATE,
+    liking="f64[n]",                            # preferences of a try
+    # lowest free address of a section; bytes of it that may stay unused; bit x: it differs between sections x - 1 and x
+    front="i64[ns]", spare="i64[ns]", steps="i64[ns // 64 + 1]",
+    crossing="i64[ns + 1]", placed="i64[n]",    # unplaced buffers across a border
+    key_of="i64[ns]",                           # hash of a part's unplaced buffers and spare bytes
+    # by end, see _compare_ends: the other end of the valley that is counted, number of choices, _least_inside
+    counted="i64[2 * ns + 2]", n_choices="i64[2 * ns + 2]", least_inside="i64[2 * ns + 2]",
+    frame=(FRAME, "max_frames"), max_choices="i64", choice="i64[max_choices + 2 * n]",
+    score="f64[max_choices + 2 * n]",
+    valley=row("p", "q", "side", "m"),          # the end with the fewest choices, and their number
+    # filled: bytes of all sections below the front; most_filled: what a path must exceed; spent: nodes of all tries
+    count=row("top", "nodes", "filled", "kept", "most_filled", "spent"))
 tiling_at = TILING.at
 
 
 # ---------------------------------------------------------------- what may lie at an end
 @exact
-def _level_above(s, p, q, side, lo, hi, enough):
-    """Bytes to the next level at which something may lie at one end of the valley [p, q) of the part [lo, hi); any
-    number <= enough where there is one."""
-    here = s.front[p]
-    up = s.cap - here
-    if p > lo:
-        up = min(up, s.front[p - 1] - here)
-    if q < hi:
-        up = min(up, s.front[q] - here)
-    first, last = (p, q - 1) if side == 1 else (p + 1, q)
+def _least_inside(s, p, q, side):
+    """The least size of the unplaced buffers that fit into the valley [p, q) without the section at one end."""
+    first, last, least = (p, q - 1, MANY) if side == 1 else (p + 1, q, MANY)
     for x in range(first, last):
-        if up <= enough:
-            break
         for k in range(s.begin_ptr[x], s.begin_ptr[x + 1]):
             i = s.begin[k]
             if s.placed[i] == 0 and s.upper[i] <= last:
-                up = min(up, s.size[i])
-    return up
+                least = min(least, s.size[i])
+    return least
+
+
+@exact
+def _room(s, p, q, lo, hi):
+    """Bytes from the valley [p, q) of the part [lo, hi) to its lower neighbour, or to the top."""
+    top = s.cap
+    if p > lo:
+        top = min(top, s.front[p - 1])
+    if q < hi:
+        top = min(top, s.front[q])
+    return top - s.front[p]
 
 
 @exact
@@ -109,37 +117,51 @@ def _choices(s, p, q, side, n):
 
 
 @exact
-def _narrowest_choice(s, lo, hi, n):
-    """How many buffers may lie at that end of a valley in [lo, hi) where the fewest may; s.valley names the end.  Of
-    equal ends, the one of the shortest valley.  0: no buffer fits at some end; -1: the part is full.  The buffers
-    are written to choice[n:].
+def _compare_ends(s, p, q, lo, hi, n):
+    """Put an end of the valley [p, q) into s.valley where fewer buffers may lie than at the end there; of equal ends,
+    the one of the shorter valley."""
+    v, room = s.valley, _room(s, p, q, lo, hi)
+    for side in range(2):
+        at, end, spared = (s.ns + 1 + q, p, s.spare[q - 1]) if side == 1 else (p, q, s.spare[p])
+        if s.counted[at] != end:
+            s.counted[at], s.least_inside[at] = end, -1
+            s.n_choices[at] = _choices(s, p, q, side, n) - n
+        m = s.n_choices[at]
+        if m > v.m or m == v.m and q - p >= v.q - v.p:
+            continue
+        if spared > 0:
+            if spared < room and s.least_inside[at] < 0:
+                s.least_inside[at] = _least_inside(s, p, q, side)
+            m += spared >= room or spared >= s.least_inside[at]
+        if m < v.m or m == v.m and q - p < v.q - v.p:
+            v.p, v.q, v.side, v.m = p, q, side, m
 
-    counted, n_choices: per side and end, the other end of the valley whose choices were counted, and their number."""
-    least, v = MANY, s.valley
-    v.p, v.q, v.side = lo, lo, 0
-    p = lo
-    while p < hi:
-        q, here = p + 1, s.front[p]
-        while q < hi and s.front[q] == here:
-            q += 1
-        if here < s.cap and (p == lo or s.front[p - 1] > here) and (q == hi or s.front[q] > here):
-            for side in range(2):
-                at, end, spared = (s.ns + 1 + q, p, s.spare[q - 1]) if side == 1 else (p, q, s.spare[p])
-                if s.counted[at] != end:
-                    s.counted[at] = end
-                    s.n_choices[at] = _choices(s, p, q, side, n) - n
-                m = s.n_choices[at]
-                if m > least or m == least and q - p >= v.q - v.p:
-                    continue
-                if spared > 0:
-                    m += spared >= _level_above(s, p, q, side, lo, hi, spared)
-                if m < least or m == least and q - p < v.q - v.p:
-                    least = m
-                    v.p, v.q, v.side = p, q, side
-                if m == 0:
+
+@exact
+def _narrowest_choice(s, lo, hi, n):
+    """How many buffers may lie at that end of a valley in [lo, hi) where the fewest may; s.valley names the end.
+    0: no buffer fits at some end; -1: the part is full.  The buffers are written to choice[n:]."""
+    v = s.valley
+    v.p, v.q, v.side, v.m = lo, lo, 0, MANY
+    p, falls = lo, True
+    for w in range(lo >> 6, (hi >> 6) + 1):
+        steps = s.steps[w]
+        if w == lo >> 6:
+            steps &= np.int64(-2) << (lo & 63)          # borders behind lo
+        if w == hi >> 6:
+            steps |= np.int64(1) << (hi & 63)
+        while steps != 0:
+            x = 64 * w + trailing_zeros(steps)
+            steps &= steps - 1
+            rises = x == hi or s.front[x] > s.front[x - 1]
+            if rises and falls and s.front[p] < s.cap:
+                _compare_ends(s, p, x, lo, hi, n)
+                if v.m == 0:
                     return np.int64(0)
-        p = q
-    return least if least < MANY else np.int64(-1)
+            if x == hi:
+                break
+            p, falls = x, not rises
+    return v.m if v.m < MANY else np.int64(-1)
 
 
 @exact
@@ -170,15 +192,28 @@ def _spare_key(s, x):
 
 
 @exact
+def _mark_step(s, x):
+    """Note whether the front differs between sections x - 1 and x."""
+    if 0 < x < s.ns:
+        bit = np.int64(1) << (x & 63)
+        s.steps[x >> 6] &= ~bit
+        if s.front[x] != s.front[x - 1]:
+            s.steps[x >> 6] |= bit
+
+
+@exact
 def _apply(s, i, end, by):
-    """Move the front up by so many bytes, or down: over buffer i, or at section `end` where i is LIFT.  The numbers of
-    choices counted at the ends of the buffer become invalid."""
+    """Move the front up by so many bytes, or down: over buffer i, or at section `end` where i is LIFT.  Whether no
+    unplaced buffer crosses a border any longer.  The numbers counted at the ends of the buffer become invalid."""
+    split = 0
     if i == LIFT:
         s.key_of[end] ^= _spare_key(s, end)
         s.front[end] += by
         s.spare[end] -= by
         s.key_of[end] ^= _spare_key(s, end)
         s.count.filled += by
+        _mark_step(s, end)
+        _mark_step(s, end + 1)
     elif i >= 0:
         sign = 1 if by > 0 else -1
         s.key_of[s.lower[i]] ^= s.buffer_key[i]
@@ -189,6 +224,10 @@ def _apply(s, i, end, by):
             s.front[x] += by
         for x in range(s.lower[i] + 1, s.upper[i]):
             s.crossing[x] -= sign
+            split |= s.crossing[x] == 0
+        _mark_step(s, s.lower[i])
+        _mark_step(s, s.upper[i])
+    return split
 
 
 @exact
@@ -198,17 +237,26 @@ def _end(s, f):
 
 
 @exact
+def _move(s, f, by):
+    """Make the move of frame f, or take it back where by < 0; as _apply.  What was counted in its valley becomes
+    invalid."""
+    s.counted[s.frame[f].p] = s.counted[s.ns + 1 + s.frame[f].q] = -1
+    return _apply(s, s.frame[f].move, _end(s, f), by)
+
+
+@exact
 def _keep_path(s):
     """Keep the moves of all frames where they fill more than any before; the last frame may not have moved yet."""
     if s.count.filled <= s.count.most_filled:
         return
-    s.count.most_filled, s.count.path = s.count.filled, 0
+    s.count.most_filled, n = s.count.filled, s.count.kept
     for f in range(1, s.count.top + 1):
         if s.frame[f].move == NONE:
             break
-        s.count.path = f
-        t = s.path[f - 1]
+        t = s.path[n]
         t.move, t.end, t.nbytes = s.frame[f].move, _end(s, f), s.frame[f].nbytes
+        n += 1
+    s.tries.path = n
 
 
 @exact
@@ -221,8 +269,9 @@ def _next_move(s, f):
             return f
         while s.count.top > f or s.frame[f].move != NONE:
             top = s.count.top
-            _apply(s, s.frame[top].move, _end(s, top), -s.frame[top].nbytes)
-            s.frame[top].move = NONE
+            if s.frame[top].move != NONE:
+                _move(s, top, -s.frame[top].nbytes)
+                s.frame[top].move = NONE
             if top > f:
                 s.count.top = top - 1
         if s.frame[f].at < s.frame[f].last:
@@ -237,9 +286,9 @@ def _next_move(s, f):
     if i >= 0:
         r.nbytes, s.offset[i] = s.size[i], s.front[r.p]
     else:
-        r.nbytes = _level_above(s, r.p, r.q, r.side, r.lo, r.hi, 0)
+        r.nbytes = min(_room(s, r.p, r.q, r.lo, r.hi), _least_inside(s, r.p, r.q, r.side))
     r.move, r.done = i, 0
-    _apply(s, i, _end(s, f), r.nbytes)
+    r.split = _move(s, f, r.nbytes)
     return f
 
 
@@ -249,6 +298,9 @@ def _next_part(s, f):
     """Sections [lo, hi) of the next part of frame f, the shortest first; lo == hi where there is none.  Parts that are
     full have fallen into single sections, which come before and are not taken twice."""
     best, lo, end, done = np.int64(0), s.frame[f].lo, s.frame[f].hi, s.frame[f].done
+    if s.frame[f].split == 0:
+        s.frame[f].done = 1
+        return lo, lo if done else end
     for x in range(lo + 1, end + 1):
         if x == end or s.crossing[x] == 0:
             here = ((x - lo) << np.int64(32)) + lo
@@ -284,27 +336,40 @@ def _open_part(s, parent, lo, hi, m):
 
 
 @exact
+def _random(s):
+    """A number from 0 to 1."""
+    return random_word(s.random) / 2.0 ** 53
+
+
+@exact
 def _begin(s):
-    """The state before the first decision, which is frame 0, with the moves kept of another try."""
-    r = s.frame[0]
-    r.parent, r.lo, r.hi, r.done, r.move, r.first, r.last = -1, 0, s.ns, 0, NONE, 0, 0
+    """The state before the first decision of a try, which is frame 0, with the first moves of the best try."""
+    r, c, t = s.frame[0], s.count, s.tries
+    r.parent, r.lo, r.hi, r.split, r.done, r.move, r.first, r.last = -1, 0, s.ns, 1, 0, NONE, 0, 0
+    c.top, c.nodes, c.filled, c.most_filled = 0, 0, 0, t.most_filled - 1
+    for x in range(s.ns):
+        s.front[x], s.crossing[x], s.spare[x] = 0, 0, s.cap - s.total[x]
+        s.key_of[x] = _spare_key(s, x)
+    for x in range(s.ns // 64 + 1):
+        s.steps[x] = 0
+    for x in range(2 * s.ns + 2):
+        s.counted[x] = -1
     for i in range(s.n):
+        s.placed[i], s.liking[i] = 0, s.area[i] + s.blame[i] + NOISE * _random(s)
         s.key_of[s.lower[i]] ^= s.buffer_key[i]
         for x in range(s.lower[i] + 1, s.upper[i]):
             s.crossing[x] += 1
-    for x in range(s.ns):
-        s.key_of[x] ^= _spare_key(s, x)
-    for k in range(s.n_kept):
-        t = s.kept[k]
-        if t.move >= 0:
-            s.offset[t.move] = s.front[s.lower[t.move]]
-        _apply(s, t.move, t.end, t.nbytes)
+    c.kept = int(t.path * _random(s) ** EARLY)
+    for k in range(c.kept):
+        m = s.path[k]
+        if m.move >= 0:
+            s.offset[m.move] = s.front[s.lower[m.move]]
+        _apply(s, m.move, m.end, m.nbytes)
 
 
-@native("i64(i64)")
-def tile(address):
-    """One try over a TILING record.  FOUND, with its offsets, NODE_LIMIT, or EXHAUSTED: none has the moves kept."""
-    s = tiling_at(address)
+@exact
+def _try(s, node_limit):
+    """One try: FOUND, NODE_LIMIT, or EXHAUSTED: there is no layout with the moves kept."""
     _begin(s)
     parent = np.int64(0)
     while True:
@@ -316,7 +381,8 @@ def tile(address):
             return FOUND
         s.count.nodes += 1
         first = s.frame[s.count.top].last
-        if s.count.nodes > s.node_limit or s.stop[0] != 0 or s.count.top + 1 == s.max_frames or first >= s.max_choices:
+        if s.count.nodes > node_limit or s.stop[0] != 0 or s.count.kept + s.count.top + 1 == s.max_frames \
+                or first >= s.max_choices:
             _keep_path(s)
             return NODE_LIMIT
         m = _narrowest_choice(s, lo, hi, first)
@@ -325,6 +391,38 @@ def tile(address):
         parent = _next_move(s, _open_part(s, parent, lo, hi, m))
         if parent == 0:
             return EXHAUSTED
+
+
+@exact
+def _learn(s):
+    """What a try that failed leaves to the next ones."""
+    t = s.tries
+    for i in range(s.n):
+        s.blame[i] *= FADING
+        if s.placed[i] == 0:
+            s.blame[i] += BLAME
+    t.stale += 1
+    if s.count.most_filled > t.most_filled:
+        t.most_filled, t.stale = s.count.most_filled, 0
+    if t.stale > PATIENCE:
+        t.most_filled, t.path, t.stale = -1, 0, 0
+    t.number += 1
+    if t.number % TRIES == 0:
+        t.nodes += t.nodes // GROWTH
+
+
+@native("i64(i64)")
+def tile(address):
+    """Tries over a TILING record until node_limit nodes are spent: FOUND, with its offsets, NODE_LIMIT, or EXHAUSTED:
+    there is no layout."""
+    s = tiling_at(address)
+    while s.count.spent < s.node_limit and s.stop[0] == 0:
+        status = _try(s, min(s.tries.nodes, s.node_limit - s.count.spent))
+        s.count.spent += s.count.nodes
+        if status == FOUND or status == EXHAUSTED and s.count.kept == 0:
+            return status
+        _learn(s)
+    return NODE_LIMIT
 
 
 KERNELS = (tile,)
@@ -340,62 +438,33 @@ class Tiling:
     """The tries at one capacity: same instance, capacity and seed, same layout after as many nodes."""
 
     def __init__(self, inst, cap, seed=0):
-        self.inst, self.cap = inst, int(cap)
-        self.spare = self.cap - inst.totals
+        spare = cap - inst.totals
         self.exhausted = False                  # whether there is no layout
-        self.suits = inst.n <= MAX_BUFFERS and int(self.spare.min(initial=0)) >= 0 \
-            and self.spare.astype(float).sum() <= MAX_SPARE * self.cap * inst.ns
+        self.suits = inst.n <= MAX_BUFFERS and int(spare.min(initial=0)) >= 0 \
+            and spare.astype(float).sum() <= MAX_SPARE * cap * inst.ns
         if not self.suits:
             return
-        order = np.lexsort((inst.size, inst.shi, inst.slo))
-        self.begins, self.ends = (_lists(at, order, inst.ns) for at in (inst.slo, inst.shi))
-        self.rng = np.random.default_rng([seed, 1])
-        self.area = np.log1p(inst.size * (inst.hi - inst.lo).astype(float))
-        self.keys = self.rng.integers(-1 << 63, 1 << 63, inst.n + inst.ns, dtype=np.int64)
-        self.failed, self.n_tries, self.try_nodes = np.zeros(N_KEYS, np.int64), 0, float(TRY_NODES * inst.n)
-        self.blame = np.zeros(inst.n)
-        self._forget()
-
-    def _forget(self):
-        """Begin without moves of another try."""
-        self.path, self.most_filled, self.stale = np.zeros(0, MOVE), -1, 0
+        n, ns = inst.n, inst.ns
+        order, rng = np.lexsort((inst.size, inst.shi, inst.slo)), np.random.default_rng([seed, 1])
+        begins, ends = (_lists(at, order, ns) for at in (inst.slo, inst.shi))
+        keys = rng.integers(-1 << 63, 1 << 63, n + ns + 1, dtype=np.int64)
+        max_frames = 4 * n + 64
+        self.given = dict(
+            n=n, ns=ns, cap=int(cap), lower=inst.slo, upper=inst.shi, size=inst.size, total=inst.totals,
+            begin_ptr=begins[0], begin=begins[1], end_ptr=ends[0], end=ends[1],
+            area=np.log1p(inst.size * (inst.hi - inst.lo).astype(float)), buffer_key=keys[:n], section_key=keys[n:-1],
+            random=keys[-1:] | 1, max_frames=max_frames, max_choices=16 * n + 256,
+            failed=np.zeros(N_KEYS, np.int64), blame=np.zeros(n), path=np.zeros(max_frames, MOVE),
+            tries=np.array([(0, TRY_NODES * n, -1, 0, 0)], STATE))
 
     def run(self, n_nodes, stop=NEVER):
         """(nodes taken, offsets or None): tries until so many nodes are spent or one fits."""
         spent = 0
         while self.suits and not self.exhausted and spent < n_nodes and not stop[0]:
-            kept = self.path[:int(len(self.path) * self.rng.random() ** EARLY)]
-            r = self._record(kept, min(int(self.try_nodes), n_nodes - spent), stop)
+            r = TILING.of(**self.given, node_limit=min(int(n_nodes) - spent, CALL_NODES), stop=stop)
             status = tile(r)
-            spent += int(r.count["nodes"][0])
+            spent += int(r.count["spent"][0])
             if status == FOUND:
                 return spent, r.offset
-            self._learn(r, kept, status)
+            self.exhausted = status == EXHAUSTED
         return spent, None
-
-    def _record(self, kept, node_limit, stop):
-        i = self.inst
-        return TILING.of(
-            n=i.n, ns=i.ns, cap=self.cap, lower=i.slo, upper=i.shi, size=i.size, spare=self.spare.copy(), stop=stop,
-            begin_ptr=self.begins[0], begin=self.begins[1], end_ptr=self.ends[0], end=self.ends[1],
-            liking=self.area + self.blame + NOISE * self.rng.random(i.n), failed=self.failed,
-            buffer_key=self.keys[:i.n], section_key=self.keys[i.n:], max_frames=4 * i.n + 64,
-            max_choices=16 * i.n + 256, node_limit=node_limit, n_kept=len(kept), kept=kept)
-
-    def _learn(self, r, kept, status):
-        """What a try that failed leaves to the next ones."""
-        count = r.count[0]
-        self.blame *= FADING
-        self.blame[r.placed == 0] += BLAME
-        self.exhausted = status == EXHAUSTED and not len(kept)
-        if count["most_filled"] >= self.most_filled:
-            self.stale = 0 if count["most_filled"] > self.most_filled else self.stale + 1
-            self.path = np.concatenate([kept, r.path[:count["path"]]])
-            self.most_filled = int(count["most_filled"])
-        else:
-            self.stale += 1
-        if self.stale > PATIENCE:
-            self._forget()
-        self.n_tries += 1
-        if self.n_tries % TRIES == 0:
-            self.try_nodes *= GROWTH
