@@ -163,3 +163,12 @@ def test_chunks_of_rows_are_even():
         sizes = np.diff([codes.even_start.py_func(units, i, chunks) for i in range(chunks + 1)])
         assert sizes.sum() == units and 0 < sizes.min() and sizes.max() <= most
         assert np.ptp([sizes[ith::nth].sum() for ith in range(nth)]) <= 1
+
+
+def test_weights_count_half_where_many_columns_hide_their_reading():
+    """The matrices gate and down of a small model are cut by columns in a prompt of 128, those of a larger one by rows.
+    """
+    cut = codes.cut_by_columns.py_func
+    assert cut(1536, 128, 768, 1536 * 360, 2) and cut(576, 128, 1920, 576 * 960, 2)
+    assert not cut(1536, 32, 768, 1536 * 360, 2) and not cut(1536, 128, 768, 1536 * 360, 8)
+    assert not cut(4864, 128, 1024, 4864 * 952, 2)

@@ -202,15 +202,6 @@ def test_threads_that_have_columns_of_their_own_give_the_same_bytes(type, rule, 
     assert not codes.cut_by_columns.py_func(2048, 128, 2304, 2048 * 1152, 2)
 
 
-def test_weights_count_half_where_many_columns_hide_their_reading():
-    """The matrices gate and down of a small model are cut by columns in a prompt of 128, those of a larger one by rows.
-    """
-    cut = codes.cut_by_columns.py_func
-    assert cut(1536, 128, 768, 1536 * 360, 2) and cut(576, 128, 1920, 576 * 960, 2)
-    assert not cut(1536, 32, 768, 1536 * 360, 2) and not cut(1536, 128, 768, 1536 * 360, 8)
-    assert not cut(4864, 128, 1024, 4864 * 952, 2)
-
-
 @pytest.mark.parametrize("repack", ["no", 2, np.array([1, 0])], ids=repr)
 def test_repack_is_yes_or_no(repack, tmp_path):
     with pytest.raises(ParamError, match="repack must be"):
